@@ -31,6 +31,6 @@ def test_a_wrong_answer_is_seen(tmp_path: Path) -> None:
     line = next(line for line in planted.splitlines() if "_plant(model, (1, 2)" in line)
     (tmp_path / "planted.py").write_text(planted.replace(line, ""), encoding="utf-8")
     done = subprocess.run([sys.executable, str(tmp_path / "run.py")], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
+    assert done.returncode != 0, done.stderr
     wrong = re.findall(r"^\| (\w+) \|.*\| NO \|", done.stdout, re.M)
     assert {"looks", "confirmed", "patched"} <= set(wrong) and "previous" not in wrong

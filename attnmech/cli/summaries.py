@@ -123,10 +123,10 @@ def drift_rows(result: "ResidualDrift", similarity: str) -> Rows:
 
 
 def patch_rows(result: "Effects") -> Rows:
-    """The effects of patching heads."""
+    """The effects of patching heads, or kv heads."""
     frame = result.strongest(max(1, len(result.to_frame())))
     return Rows(
-        "Heads by the size of their effect, clear ones first",
+        f"{result.PLACE.capitalize()}s by the size of their effect, clear ones first",
         frame,
         (
             LAYER, HEAD, Column("kv_head"), Column("effect", unit="logits"), Column("effect_low", "low", "95 %"),
@@ -137,11 +137,19 @@ def patch_rows(result: "Effects") -> Rows:
 
 
 def claim_rows(result: "HeadClaim") -> Rows:
-    """What each head of a claim adds."""
+    """What each head of a claim adds to the harm."""
+    from ..runs.effects import unit_of
+
     return Rows(
-        "The contribution of each head to the effect of all",
+        "How much worse each head's removal makes the metric, given that of the others",
         result.by_head(),
-        (LAYER, HEAD, Column("adds"), Column("adds_low", "low", "95 %"), Column("adds_high", "high", "95 %")),
+        (
+            LAYER,
+            HEAD,
+            Column("adds", unit=unit_of(result.metric)),
+            Column("adds_low", "low", "95 %"),
+            Column("adds_high", "high", "95 %"),
+        ),
     )
 
 
@@ -164,30 +172,29 @@ def key_rows(result: "ScoreDecomposition", head: int, query: int) -> Rows:
 def example_rows(result: "HeadExamples", token: str, at: str) -> tuple[Rows, str]:
     """The strongest rows with a token as their query or as the key that they attend to most, and a sentence."""
     frame = result.to_frame()
-    if at == "key":
-        # The key that counts is neither the first token nor the query itself.
-        places = [
-            next((n for n, key in enumerate(keys) if key not in (0, position)), None)
-            for keys, position in zip(frame["keys"], frame.position, strict=True)
-        ]
-        words = [None if n is None else texts[n] for n, texts in zip(places, frame.key_tokens, strict=True)]
-    else:
-        words = frame["query"].tolist()
+    # The key that counts is neither the first token nor the query itself.
+    places = [
+        next((place for place, key in enumerate(keys) if key not in (0, position)), None)
+        for keys, position in zip(frame["keys"], frame.position, strict=True)
+    ]
+    keys, weights = (
+        [None if place is None else values[place] for place, values in zip(places, frame[column], strict=True)]
+        for column in ("key_tokens", "weights")
+    )
+    frame["key"], frame["key_weight"] = keys, weights
     wanted = token.strip().casefold()
-    matching = frame[[word is not None and word.strip().casefold() == wanted for word in words]]
-    matching = matching.assign(keys_attended=[", ".join(map(repr, texts[:3])) for texts in matching.key_tokens])
-    matching = matching.sort_values("value", ascending=False)
+    words = frame[at].map(lambda word: isinstance(word, str) and word.strip().casefold() == wanted)
+    matching = frame[words.astype(bool)].sort_values("value", ascending=False)
     heads = Counter(zip(matching.layer, matching["head"], strict=True))
     named = ", ".join(f"L{layer}H{head} ({count})" for (layer, head), count in heads.most_common(5))
-    attend = "attend most to" if at == "key" else "attend from"
-    finding = f"{len(matching)} of the {len(frame)} strongest rows {attend} {token!r}" + (
-        f", in {len(heads)} heads: {named}." if len(matching) else "."
-    )
+    attend = "attend from" if at == "query" else "attend most, apart from the first token and the query itself, to"
+    finding = f"{len(matching)} of the {len(frame)} strongest rows {attend} {token!r}"
+    finding += f"; by head: {named}." if named else "."
     shown = Rows(
         f"Strongest rows that {attend} the token, by value",
         matching,
-        (LAYER, HEAD, Column("value"), Column("query"), Column("keys_attended"), Column("window"), Column("text"),
-         Column("position")),
+        (LAYER, HEAD, Column("value"), Column("query"), Column("key"), Column("key_weight", unit="p"), Column("window"),
+         Column("text"), Column("position")),
     )  # fmt: skip
     return shown, finding
 

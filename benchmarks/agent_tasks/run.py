@@ -1,7 +1,7 @@
 """Answers the tasks over the Model Context Protocol by a fixed plan, and compares the answers with the truth.
 
     pip install 'attnmech[mcp]'
-    python benchmarks/agent_tasks/run.py               # about a minute
+    python benchmarks/agent_tasks/run.py               # about half a minute
     python benchmarks/agent_tasks/run.py --make DIR    # only writes the model and the corpora, to try an agent
 
 The plans use only the tools' answers, so they show that the tools suffice; they say nothing about how well a
@@ -100,7 +100,8 @@ async def patched(ask: Ask) -> Any:
         against=["fig"],
     )  # fmt: skip
     name, row = max(rows_of(answer).items(), key=lambda item: abs(item[1]["effect"]))
-    return {"head": name, "share": round(row["recovered"], 1)}
+    share = row["recovered"]  # null without a gap between the clean and the corrupted run
+    return {"head": name, "share": None if share is None else round(share, 1)}
 
 
 async def rests(ask: Ask) -> Any:
@@ -143,7 +144,7 @@ async def answered(folder: Path) -> list[dict[str, Any]]:
             began = time.monotonic()
             try:
                 given = await PLANS[task["name"]](ask)
-            except RuntimeError as refusal:
+            except (RuntimeError, LookupError, ValueError) as refusal:
                 given = str(refusal)
             rows.append({**task, "given": given, "calls": calls, "seconds": time.monotonic() - began})
     return rows

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def in_a_loop(function: Callable[[], Any]) -> Any:
+    """The result of an asynchronous function, run in a thread of its own: the fixture with a browser keeps a loop in
+    this one.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(anyio.run, function).result()
+
+
+@cache
 def tools_of(folder: Path) -> Tools:
     return Tools(Models((), None, None), Folders([folder]))
 
@@ -67,7 +78,7 @@ def ask(tools: Tools, *calls: tuple[str, Mapping[str, Any]]) -> list[CallToolRes
         async with Client(server_of(tools)) as client:
             return [await client.call_tool(name, dict(arguments)) for name, arguments in calls]
 
-    return anyio.run(asked)
+    return in_a_loop(asked)
 
 
 def answer_of(tools: Tools, name: str, **arguments: Any) -> dict[str, Any]:
@@ -155,7 +166,7 @@ def test_ablate_heads(folder: Path) -> None:
         tools_of(folder), "ablate_heads", texts=AGREEMENT["clean"], answers=[" are"], against=[" is"], heads=heads,
         metric="logit_difference",
     )  # fmt: skip
-    assert differences["table"]["units"]["effect"] == "logits"
+    assert differences["table"]["units"]["effect"] == "logit difference"
 
 
 def test_patch_heads(folder: Path) -> None:
@@ -191,22 +202,65 @@ def test_null_attention_and_drift(folder: Path) -> None:
     assert [row["cosine"] for row in drift["table"]["rows"]] == pytest.approx(frame.cosine.tolist(), abs=1e-6)
 
 
-def test_search_finds_the_rows_whose_key_is_the_token(folder: Path) -> None:
+@pytest.mark.parametrize("by", ["attention", "value_weighted"])
+def test_search_finds_the_rows_whose_key_is_the_token(folder: Path, by: str) -> None:
     """By hand, from the plain pattern: the most attended key, without the first token and the query itself."""
     tools, texts, model = tools_of(folder), documents(30), models.demo()
-    answer = answer_of(tools, "search_examples", token="to", file="corpus.txt", rows=200)
-    found = answer["table"]["rows"]
-    assert found and answer["findings"][1].startswith(f"{len(found)} of the 320 strongest rows attend most to 'to'")
-    for row in found:
+    answer = answer_of(tools, "search_examples", token="to", file="corpus.txt", rows=200, by=by)
+    rows = answer["table"]["rows"]
+    assert rows and answer["findings"][1].startswith(f"{len(rows)} of the 320 strongest rows attend most, apart from")
+    for row in rows:
         run = model.run(texts[row["text"]], points=["pattern"])
         weights = run["pattern", row["layer"]][0, row["head"], row["position"]].clone()
         weights[[0, row["position"]]] = 0
-        assert run.tokens[0][int(weights.argmax())].strip() == "to"
-        assert row["value"] == pytest.approx(float(weights.max()), abs=1e-5)
+        assert run.tokens[0][int(weights.argmax())].strip() == row["key"].strip() == "to"
+        assert row["key_weight"] == pytest.approx(float(weights.max()), abs=1e-5)
+        if by == "attention":
+            assert row["value"] == pytest.approx(row["key_weight"], abs=1e-5)
     asking = answer_of(tools, "search_examples", token="to", at="query", file="corpus.txt", rows=200)
     assert {row["query"].strip() for row in asking["table"]["rows"]} == {"to"}
     nothing = answer_of(tools, "search_examples", token="unheard", file="corpus.txt")
     assert nothing["table"]["rows"] == [] and nothing["findings"][1].startswith("0 of the 320")
+
+
+def test_search_in_texts_without_rows(folder: Path) -> None:
+    (folder / "words.txt").write_text("a\nb\n")
+    answer = answer_of(tools_of(folder), "search_examples", token="a", file="words.txt", by="next_token")
+    assert answer["table"]["rows_in_all"] == len(answer["table"]["rows"])
+
+
+def test_texts_that_no_call_named_are_named(folder: Path) -> None:
+    tools = tools_of(folder)
+    assert "No texts were named: a built-in paragraph was read." in answer_of(tools, "attention_focus")["notes"]
+    assert not any("No texts" in note for note in answer_of(tools, "attention_focus", texts=[TEXT])["notes"])
+
+
+def test_a_place_that_changes_during_a_call_is_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file, or a link that leads outside, which appears while the model is measured."""
+    tools, outside = Tools(Models((), None, None), Folders([folder])), folder.parent / "outside.csv"
+    load = tools._models.load
+
+    def meanwhile(name: str | None) -> Any:
+        (folder / "linked.csv").symlink_to(outside)
+        (folder / "taken.csv").write_text("mine")
+        return load(name)
+
+    monkeypatch.setattr(tools._models, "load", meanwhile)
+    said = refusal_of(tools, "attention_focus", texts=[TEXT], out=["linked.csv"])
+    assert "files must be in" in said and not outside.exists()
+    for name in ("linked.csv", "taken.csv"):
+        (folder / name).unlink()
+    said = refusal_of(tools, "attention_focus", texts=[TEXT], out=["taken.csv"])
+    assert "has changed since the call began" in said and (folder / "taken.csv").read_text() == "mine"
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise am.errors.OutputError("there is no browser.")
+
+    monkeypatch.setattr(am.results.AttentionFocus, "save_figure", fail)
+    answer = answer_of(tools_of(folder), "attention_focus", texts=[TEXT], picture=True, out=["drawn.csv"])
+    assert "No picture: there is no browser." in answer["notes"] and (folder / "drawn.csv").exists()
 
 
 def test_files_are_written_in_the_folder(folder: Path) -> None:
@@ -235,14 +289,6 @@ def test_pictures_are_png(folder: Path, name: str, arguments: dict[str, Any]) ->
 # -- bounds ----------------------------------------------------------------------------------------------------
 
 
-def test_long_answers_are_cut_and_say_so(folder: Path) -> None:
-    (folder / "long.txt").write_text("\n".join(f"{text} {'x' * 300}" for text in documents(30)))
-    answer = answer_of(
-        tools_of(folder), "search_examples", token="and", file="long.txt", at="query", rows=200, documents=30
-    )
-    assert answer["table"]["rows_in_all"] >= len(answer["table"]["rows"])
-
-
 def test_a_long_answer_has_fewer_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnmech.cli.agents.tools.MAX_ANSWER", 2500)
     answer = answer_of(tools_of(folder), "attention_focus", texts=[TEXT], rows=32)
@@ -261,6 +307,8 @@ def test_a_long_answer_has_fewer_rows(folder: Path, monkeypatch: pytest.MonkeyPa
         ("attention_focus", {"texts": ["a"] * 65}, "at most 64 items"),
         ("attention_focus", {"texts": ["a" * 20_001]}, "at most 20000 characters"),
         ("attention_focus", {"texts": ["a"], "file": "corpus.txt"}, "expected `texts` or `file`; got both"),
+        ("attention_focus", {"texts": []}, "at least 1 item"),
+        ("explain_score", {"text": "zq" * 600, "layer": 0, "head": 0}, "at most 1,000 tokens; this has 1,2"),
         ("attention_focus", {"file": "corpus.txt", "documents": 10**12}, "less than or equal to 10000"),
         ("explain_score", {"text": TEXT, "layer": 4, "head": 0}, "`layer` must be from 0 to 3"),
         ("explain_score", {"text": TEXT, "layer": 10**30, "head": 0}, "less than or equal to 1000000"),
@@ -317,7 +365,7 @@ def test_every_argument_is_described_and_bounded(folder: Path) -> None:
         async with Client(server_of(tools_of(folder))) as client:
             return (await client.list_tools()).tools
 
-    tools = anyio.run(listed)
+    tools = in_a_loop(listed)
     assert next(tool.name for tool in tools) == "load_model" and len(tools) == 11
     for tool in tools:
         assert tool.description and not tool.description.startswith(" ") and "\n        " not in tool.description
@@ -360,7 +408,7 @@ def test_progress_is_reported_and_work_can_be_cancelled(folder: Path) -> None:
                 after = await client.call_tool("load_model", {})
             return seen, count, after
 
-    seen, count, after = anyio.run(cancelled)
+    seen, count, after = in_a_loop(cancelled)
     assert not after.is_error and len(seen) <= count + 1
     steps, messages = zip(*seen, strict=True)
     assert list(steps) == sorted(set(steps))
@@ -369,7 +417,7 @@ def test_progress_is_reported_and_work_can_be_cancelled(folder: Path) -> None:
 
 
 def test_calls_wait_for_each_other(folder: Path) -> None:
-    tools, together, most = tools_of(folder), [], []
+    tools, together, most = Tools(Models((), None, None), Folders([folder])), [], []
     load = tools._models.load
 
     def slow(name: str | None) -> Any:
@@ -392,7 +440,7 @@ def test_calls_wait_for_each_other(folder: Path) -> None:
                 group.start_soon(call)
         return ended
 
-    assert anyio.run(both) == [False] * 4
+    assert in_a_loop(both) == [False] * 4
     assert max(most) == 1
 
 
@@ -419,7 +467,7 @@ def test_stdio(folder: Path) -> None:
                 await client.call_tool("attention_focus", {"file": "../secret.txt"}),
             ]
 
-    answered, refused = anyio.run(asked)
+    answered, refused = in_a_loop(asked)
     assert not answered.is_error and schema("answer").is_valid(answered.structured_content)
     assert refused.is_error and "files must be in" in refused.content[0].text
 
@@ -470,7 +518,7 @@ def test_http_needs_the_token_and_refuses_other_hosts_and_origins(folder: Path) 
             ):
                 return await client.call_tool("attention_focus", {"file": "corpus.txt", "documents": 2})
 
-        result = anyio.run(asked)
+        result = in_a_loop(asked)
         assert not result.is_error and schema("answer").is_valid(result.structured_content)
         said = printed()
     assert f"serving {url}" in said and "the token" not in said

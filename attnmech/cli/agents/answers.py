@@ -10,7 +10,7 @@ Cell: TypeAlias = bool | int | float | str | None
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
 
 class Proof(_Entry):

@@ -1,12 +1,14 @@
 """The types of the tools' arguments, with the bounds and descriptions that agents see."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
 ModelName = Annotated[str | None, Field(description="A model that this server offers; the first if left out.")]
-Text = Annotated[str, Field(max_length=20_000)]
-Texts = Annotated[list[Text] | None, Field(max_length=64, description="The texts to read.")]
+MOST_CHARACTERS: Final = 20_000
+"""The longest text; documents of a corpus are cut to it."""
+Text = Annotated[str, Field(max_length=MOST_CHARACTERS)]
+Texts = Annotated[list[Text] | None, Field(min_length=1, max_length=64, description="The texts to read.")]
 CorpusFile = Annotated[
     str | None,
     Field(
@@ -27,7 +29,8 @@ Out = Annotated[
 ]
 Picture = Annotated[bool, Field(description="Whether to return the figure as a PNG too.")]
 Index = Annotated[int, Field(ge=0, le=1_000_000)]
-Words = Annotated[list[Annotated[str, Field(max_length=200)]] | None, Field(max_length=64)]
+Word = Annotated[str, Field(max_length=200)]
+Words = Annotated[list[Word] | None, Field(min_length=1, max_length=64)]
 Metric = Literal["loss", "kl", "logit_difference", "accuracy"]
 Method = Annotated[
     Literal["zero", "mean", "resample"],

@@ -58,7 +58,7 @@ def mcp(
         serve_stdio(tools)
         return
     token = os.environ.get(TOKEN)
-    if token is None:
+    if not token:
         token = secrets.token_urlsafe(24)
         Console(stderr=True).print(f"token: {token}", soft_wrap=True, highlight=False)
     Console(stderr=True).print(plain(f"serving http://{HOST}:{http}/mcp"), soft_wrap=True, highlight=False)

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from mcp.types import CallToolResult, ImageContent, TextContent
 from pydantic import Field
 
 from ...errors import AttnmechError
+from ...runs.effects import unit_of
 from ...runs.progress import watched
 from ..certificate import certificate_summary
 from ..inputs import built_in_paragraph
@@ -40,6 +42,7 @@ from ..summaries import (
 from ..terminal import Rows, Summary, as_object
 from .answers import Answer
 from .arguments import (
+    MOST_CHARACTERS,
     CorpusFile,
     Documents,
     Head,
@@ -53,6 +56,7 @@ from .arguments import (
     TestCase,
     Text,
     Texts,
+    Word,
     Words,
 )
 from .folders import Folders
@@ -62,6 +66,16 @@ MAX_ANSWER: Final = 60_000
 """The largest number of characters of an answer without its picture."""
 _PATIENCE: Final = 0.1
 """The seconds between two looks at whether a waiting call was cancelled."""
+
+_MOST_TOKENS: Final = 1000
+"""The longest text of which one score is explained: the scores of all its pairs are held."""
+_READ_BY_DEFAULT: Final = {
+    "focus": "a built-in paragraph was read",
+    "drift": "a built-in paragraph was read",
+    "ablate": "64 documents in the demo model's language were read",
+    "null": "64 documents in the demo model's language were read",
+}
+"""What a tool reads if a call names no texts."""
 
 Answered: TypeAlias = Annotated[CallToolResult, Answer]
 
@@ -113,7 +127,7 @@ class Tools:
             from ...pages.report import report
 
             result = report(hooked, texts)
-            outputs.write(result.to_frame(), {".html": result.write_html})
+            self._write(outputs, result, result.to_frame())
             return _answer(report_summary(hooked, result, outputs), rows)
 
     def head_types(
@@ -131,10 +145,11 @@ class Tools:
         Without a file, the heads read repeated sequences of random tokens. A type is claimed if its score, a mean
         attention, is above its baseline by an interval that holds for all heads together.
         """
-        outputs, corpus = self._outputs(out), self._corpus(file, documents)
+        outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
             from ...methods.head_types.head_types import head_types
 
+            corpus = None if file is None else self._corpus(file, documents)
             result = head_types(hooked) if corpus is None else head_types(hooked, iter(corpus), truncate=True)
             return self._answer("heads", hooked, result, type_rows(result), outputs, rows, picture)
 
@@ -153,12 +168,14 @@ class Tools:
 
         Without texts or a file, a built-in paragraph is read.
         """
-        outputs, inputs = self._outputs(out), self._inputs(texts, file, documents)
+        outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
+            inputs = self._inputs(texts, file, documents)
             from ...methods.focus.attention_focus import attention_focus
 
-            result = attention_focus(hooked, iter(inputs or [built_in_paragraph()]), truncate=True)
-            return self._answer("focus", hooked, result, focus_rows(result), outputs, rows, picture)
+            result = attention_focus(hooked, iter([built_in_paragraph()] if inputs is None else inputs), truncate=True)
+            shown = focus_rows(result)
+            return self._answer("focus", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
 
     def explain_score(
         self,
@@ -185,12 +202,21 @@ class Tools:
         with self._work(ctx, model) as hooked:
             from ...methods.scores.decompose_scores import decompose_scores
 
+            count = int(hooked.encode(text).lengths.max())
+            if count > _MOST_TOKENS:
+                raise ToolError(
+                    f"a score is explained in texts of at most {_MOST_TOKENS:,} tokens; this has {count:,}."
+                )
             result = decompose_scores(hooked, text, layers=[layer])
             place = len(result.tokens[0]) - 1 if query is None else query
             finding = result.explain(layer, head, place, key)
             shown = key_rows(result, head, place)
-            figure = ("row_ledger", {"layer": layer, "head": head, "query": place})
-            return _answer(Summary("explain", hooked, [finding], shown), rows, _png(result, *figure) if picture else ())
+
+            def draw(path: Path) -> Path:
+                drawn: Path = result.save_figure(path, "row_ledger", layer=layer, head=head, query=place)
+                return drawn
+
+            return _answer(Summary("explain", hooked, [finding], shown), rows, draw if picture else None)
 
     def search_examples(
         self,
@@ -210,13 +236,14 @@ class Tools:
     ) -> Answered:
         """Find heads that attend to a token, or from it, in the strongest rows of a corpus.
 
-        Of every head, the ten strongest rows of the corpus are searched. Strong rows are extremes; they do not show
-        what a head does elsewhere.
+        Of every head, the ten strongest rows of the corpus are searched. The key of a row is the most attended one,
+        apart from the first token and the query itself; `key_weight` is its attention. Strong rows are extremes; they
+        do not show what a head does elsewhere.
         """
-        corpus = self._corpus(file, documents) or []
         with self._work(ctx, model) as hooked:
             from ...methods.examples.result import examples
 
+            corpus = self._corpus(file, documents)
             result = examples(hooked, iter(corpus), by=by, truncate=True)
             shown, finding = example_rows(result, token, at)
             return _answer(summary_of("search", hooked, result, Outputs(), shown, finding), rows)
@@ -246,18 +273,19 @@ class Tools:
         Intervals are over texts and need at least five. Without texts or a file, 64 documents in the demo model's
         language are read.
         """
-        outputs, inputs = self._outputs(out), self._inputs(texts, file, documents)
+        outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
+            inputs = self._inputs(texts, file, documents)
             from ...demo.text import documents as demo_documents
             from ...methods.ablation.heads import ablate_heads
 
-            texts = inputs or demo_documents(64)
+            texts = demo_documents(64) if inputs is None else inputs
             result = ablate_heads(
                 hooked, texts, heads=_pairs(heads), method=method, metric=metric, answers=answers, against=against,
                 reference=texts if method == "mean" else None,
             )  # fmt: skip
-            shown = effect_rows(result, _unit(metric))
-            return self._answer("ablate", hooked, result, shown, outputs, rows, picture)
+            shown = effect_rows(result, unit_of(metric))
+            return self._answer("ablate", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
 
     def patch_heads(
         self,
@@ -268,8 +296,13 @@ class Tools:
             Field(min_length=1, max_length=64, description="For each prompt one with as many tokens, in which the "
                   "answer differs."),
         ],
-        answers: Annotated[Words, Field(description="The right next token of each clean prompt, with its space.")],
-        against: Annotated[Words, Field(description="The token compared with each answer.")],
+        answers: Annotated[
+            list[Word],
+            Field(min_length=1, max_length=64, description="The right next token of each prompt, with its space."),
+        ],
+        against: Annotated[
+            list[Word], Field(min_length=1, max_length=64, description="The token compared with each answer.")
+        ],
         at: Annotated[
             Literal["z", "q", "k", "v", "pattern"], Field(description="The activation that is patched.")
         ] = "z",
@@ -280,6 +313,7 @@ class Tools:
     ) -> Answered:  # fmt: skip
         """Patch each head's activation of clean prompts into corrupted ones, and measure the logit difference.
 
+        Where query heads share keys and values, k and v are patched by kv head, and rows have `kv_head`.
         `recovered` is the share of the gap between the clean and the corrupted run that one head restores.
         """
         outputs = self._outputs(out)
@@ -351,13 +385,16 @@ class Tools:
 
         Without texts or a file, 64 documents in the demo model's language are read.
         """
-        outputs, inputs = self._outputs(out), self._inputs(texts, file, documents)
+        outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
+            inputs = self._inputs(texts, file, documents)
             from ...demo.text import documents as demo_documents
             from ...methods.null_attention.result import null_attention
 
-            result = null_attention(hooked, inputs or demo_documents(64), sink=sink, delta=delta)
-            return self._answer("null", hooked, result, null_rows(result, _unit("loss")), outputs, rows, picture)
+            texts = demo_documents(64) if inputs is None else inputs
+            result = null_attention(hooked, texts, sink=sink, delta=delta)
+            shown = null_rows(result, unit_of("loss"))
+            return self._answer("null", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
 
     def residual_drift(
         self,
@@ -366,6 +403,7 @@ class Tools:
         texts: Texts = None,
         file: CorpusFile = None,
         documents: Documents = 200,
+        k: Annotated[int, Field(ge=1, le=1000, description="The number of nearest tokens compared.")] = 100,
         rows: RowLimit = 50,
         out: Out = None,
         picture: Picture = False,
@@ -374,13 +412,17 @@ class Tools:
 
         Without texts or a file, a built-in paragraph is read.
         """
-        outputs, inputs = self._outputs(out), self._inputs(texts, file, documents)
+        outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
+            inputs = self._inputs(texts, file, documents)
             from ...methods.drift.result import residual_drift
 
-            result = residual_drift(hooked, iter(inputs or [built_in_paragraph()]), truncate=True)
+            result = residual_drift(
+                hooked, iter([built_in_paragraph()] if inputs is None else inputs), k=k, truncate=True
+            )
             shown = drift_rows(result, "cosine")
-            return self._answer("drift", hooked, result, shown, outputs, rows, picture, result.verdicts().lead)
+            lead = result.verdicts().lead
+            return self._answer("drift", hooked, result, shown, outputs, rows, picture, lead, named=inputs is not None)
 
     # -- what they share --------------------------------------------------------------------------------------
 
@@ -422,21 +464,24 @@ class Tools:
             raise ToolError(str(error)) from error
         return outputs
 
-    def _corpus(self, file: str | None, count: int) -> list[str] | None:
-        """The first documents of a file, or None without a file."""
-        if file is None:
-            return None
+    def _corpus(self, file: str, count: int) -> list[str]:
+        """The first documents of a file, each cut to the length that a text may have."""
         from ...runs.corpus import Corpus
 
-        try:
-            return list(islice(Corpus(self._folders.file(file)), count))
-        except AttnmechError as error:
-            raise ToolError(str(error)) from error
+        return [text[:MOST_CHARACTERS] for text in islice(Corpus(self._folders.file(file)), count)]
 
     def _inputs(self, texts: list[str] | None, file: str | None, documents: int) -> list[str] | None:
-        if texts and file is not None:
+        """The texts of a call, or None if it names none."""
+        if texts is not None and file is not None:
             raise ToolError("expected `texts` or `file`; got both. Leave one out.")
-        return texts or self._corpus(file, documents)
+        return texts if file is None else self._corpus(file, documents)
+
+    def _write(self, outputs: Outputs, result: Any, table: Any, **others: Any) -> None:
+        """Writes the files of a call if their places are still free and still in the folders."""
+        for path in outputs.paths:
+            if self._folders.file(str(path)) != path or path.exists():
+                raise ToolError(f"{path} has changed since the call began; name another file in `out`.")
+        outputs.write(table, {".html": result.write_html, **others})
 
     def _answer(
         self,
@@ -448,33 +493,46 @@ class Tools:
         rows: int,
         picture: bool,
         *further: str,
+        named: bool = True,
     ) -> CallToolResult:
-        drawn = _png(result) if picture else ()
-        outputs.write(result.by_head(), {".html": result.write_html, ".safetensors": result.save})
-        return _answer(summary_of(command, hooked, result, outputs, shown, *further), rows, drawn)
+        self._write(outputs, result, result.by_head(), **{".safetensors": result.save})
+        summary = summary_of(command, hooked, result, outputs, shown, *further)
+        if read := _READ_BY_DEFAULT.get(command, "") if not named else "":
+            summary = replace(summary, notes=[*summary.notes, f"No texts were named: {read}."])
+        return _answer(summary, rows, result.save_figure if picture else None)
 
 
-def _answer(summary: Summary, rows: int, pictures: Sequence[ImageContent] = ()) -> CallToolResult:
-    """An answer of bounded size: rows are left out if they are long."""
+def _answer(summary: Summary, rows: int, draw: "Callable[[Path], Path] | None" = None) -> CallToolResult:
+    """An answer of bounded size, with a picture that `draw` writes: long sentences are cut, and rows left out."""
+    pictures: list[ImageContent] = []
+    notes = list(summary.notes)
+    if draw is not None:
+        try:
+            pictures.append(_png(draw))
+        except AttnmechError as error:
+            notes.append(f"No picture: {error}")
+    summary = replace(summary, findings=_shortened(summary.findings), notes=_shortened(notes))
     answer = as_object(summary, rows)
     text = json.dumps(answer, ensure_ascii=False, allow_nan=False)
     while len(text) > MAX_ANSWER and (kept := len(answer["table"]["rows"])):
         answer = as_object(summary, kept // 2)
         text = json.dumps(answer, ensure_ascii=False, allow_nan=False)
+    if len(text) > MAX_ANSWER:
+        raise ToolError(f"the answer has more than {MAX_ANSWER:,} characters; name fewer files or texts.")
     return CallToolResult(content=[TextContent(type="text", text=text), *pictures], structured_content=answer)
 
 
-def _png(result: Any, figure: str | None = None, options: dict[str, Any] | None = None) -> Sequence[ImageContent]:
-    """The figure of a result."""
+def _shortened(sentences: Sequence[str]) -> list[str]:
+    """At most twelve sentences of at most 2,000 characters each."""
+    return [text if len(text) <= 2000 else f"{text[:1999]}…" for text in sentences[:12]]
+
+
+def _png(draw: "Callable[[Path], Path]") -> ImageContent:
+    """The figure that `draw` writes to a temporary file."""
     with TemporaryDirectory() as folder:
-        path = result.save_figure(Path(folder) / "figure.png", *([figure] if figure else []), **(options or {}))
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
-    return [ImageContent(type="image", data=data, mime_type="image/png")]
+        data = base64.b64encode(draw(Path(folder) / "figure.png").read_bytes()).decode("ascii")
+    return ImageContent(type="image", data=data, mime_type="image/png")
 
 
 def _pairs(heads: Sequence[Head] | None) -> Any:
     return "all" if heads is None else [(head.layer, head.head) for head in heads]
-
-
-def _unit(metric: str) -> str:
-    return {"logit_difference": "logits", "accuracy": "share"}.get(metric, f"nats of {metric}")
