@@ -279,7 +279,7 @@ def test_files_are_written_in_the_folder(folder: Path) -> None:
     ("name", "arguments"),
     [("ablate_heads", {"texts": TEXTS}), ("explain_score", {"text": TEXT, "layer": 1, "head": 3})],
 )
-def test_pictures_are_png(folder: Path, name: str, arguments: dict[str, Any]) -> None:
+def test_pictures_are_png(folder: Path, chromium: Any, name: str, arguments: dict[str, Any]) -> None:
     (result,) = ask(tools_of(folder), (name, {**arguments, "picture": True}))
     picture = result.content[1]
     assert picture.mime_type == "image/png"

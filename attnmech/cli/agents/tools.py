@@ -68,7 +68,7 @@ _PATIENCE: Final = 0.1
 """The seconds between two looks at whether a waiting call was cancelled."""
 
 _MOST_TOKENS: Final = 1000
-"""The longest text of which one score is explained: the scores of all its pairs are held."""
+"""The most tokens of a text in which a score is explained: the scores of all its pairs are held."""
 _READ_BY_DEFAULT: Final = {
     "focus": "a built-in paragraph was read",
     "drift": "a built-in paragraph was read",
