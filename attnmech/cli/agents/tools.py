@@ -497,8 +497,8 @@ class Tools:
     ) -> CallToolResult:
         self._write(outputs, result, result.by_head(), **{".safetensors": result.save})
         summary = summary_of(command, hooked, result, outputs, shown, *further)
-        if read := _READ_BY_DEFAULT.get(command, "") if not named else "":
-            summary = replace(summary, notes=[*summary.notes, f"No texts were named: {read}."])
+        if not named:
+            summary = replace(summary, notes=[*summary.notes, f"No texts were named: {_READ_BY_DEFAULT[command]}."])
         return _answer(summary, rows, result.save_figure if picture else None)
 
 
