@@ -1,12 +1,22 @@
 """Defines the input of a run: a batch of tokens, with the labels that results need."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+
+
+def every_bos(of_batches: Iterable[bool | None]) -> bool | None:
+    """`Batch.bos` over several batches.
+
+    >>> every_bos([True, True]), every_bos([True, False]), every_bos([None])
+    (True, False, None)
+    """
+    values = set(of_batches)
+    return None if None in values else values == {True}
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Batch:
     """Each token as text, padding included. `你[1,2/3]` holds bytes 1 and 2 of the 3 bytes of 你; `\\xff` is a byte
     that belongs to no character."""
     bos: bool | None
-    """Whether every sequence begins with a token that the tokenizer added; None without a tokenizer."""
+    """Whether every sequence begins with the tokenizer's BOS or CLS token; None if it has neither."""
     target: "Batch | None" = None
     """The decoder's input in an encoder-decoder model."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..basics.arguments import flag, listed, optional_flag, shown
 from ..basics.files import path_of
 from ..basics.public import public
-from ..batch import Batch
+from ..batch import Batch, every_bos
 from ..errors import InputError, JournalError
 from ..model.attention.observed import LayerEnd, RowBlock
 from ..model.inputs.encoder import Inputs
@@ -165,11 +165,11 @@ class Streaming:
             inputs = inputs if workers is None else workers.reading(inputs)
             journal = None if path is None else Journal(path_of(path), self._identity(options, inputs))
             total = Total(self.reducers, journal.resume() if journal else None)
-            whole = CorpusHash()
+            whole, begin = CorpusHash(), set[bool | None]()
             parts = batches(inputs, self.model, truncate=truncate, bos=bos, shard=shard, whole=whole)
             try:
                 with meter(inputs, shard, show=progress) as bar:
-                    further = _after(parts, total, bar)
+                    further = _after(_noted(parts, begin), total, bar)
                     if workers is None:
                         self._go_through(further, total, journal, bar)
                     else:
@@ -180,7 +180,7 @@ class Streaming:
             options |= warn_left_out(total.left_out)
             if total.states is None:
                 raise InputError(f"shard {shard} has no documents; use no more shards than there are documents.")
-            options |= {"corpus": whole.value}
+            options |= {"corpus": whole.value, "bos": every_bos(begin)}
             provenance = self.model.provenance(total.digest, (), options)
             source = Source(*self._place, total.documents, total.truncated, None, provenance)
             return self._finished(total.states, source)
@@ -249,6 +249,13 @@ def _digest_of(reducer: Reducer) -> str:
     """A digest of a reducer's code and attributes; only of its code if it defines `options`."""
     says_itself = type(reducer).options is not Reducer.options
     return digest_of(type(reducer) if says_itself else reducer)
+
+
+def _noted(parts: Iterable[CorpusBatch], begin: set[bool | None]) -> Iterator[CorpusBatch]:
+    """The batches; adds the `Batch.bos` of each to a set."""
+    for part in parts:
+        begin.add(part.batch.bos)
+        yield part
 
 
 def _after(parts: Iterator[CorpusBatch], total: Total, bar: Meter) -> Iterator[CorpusBatch]:

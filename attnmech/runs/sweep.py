@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..basics.arguments import finite_number, flag, shown
 from ..basics.files import path_of
-from ..batch import Batch
+from ..batch import Batch, every_bos
 from ..errors import InputError
 from ..model.inputs.encoder import Inputs
 from ..model.run.applying import require_means
@@ -123,6 +123,7 @@ class Sweeps:
         self._judged = JudgedTexts.of(parts, judge, self._engine.text_tokens)
         self.judge = self._judged.judge
         self._engine.text_of = self._judged.text_of
+        bos = every_bos(part.batch.bos for part in parts)
         settings = {"bos": bos, "metric": self.judge.name, "later": later, **self.judge.noted, **(noted or {})}
         self.tokens = tokens_of(parts, self.texts, model.output_stack.label)
         self.provenance = model.provenance(parts[-1].digest, self.tokens, settings)

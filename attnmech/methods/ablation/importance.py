@@ -17,6 +17,7 @@ from torch import Tensor
 from ...basics.arguments import finite_number, flag, option, shown
 from ...basics.fields import check_layers
 from ...basics.public import public
+from ...batch import every_bos
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...errors import InputError
@@ -269,7 +270,8 @@ def head_importance(
     judge = Metric.of(model, metric, answers, against, texts)
     judge.require_gradient()
     tokens = tokens_of(parts, texts, stack.label)
-    noted = {"bos": bos, "metric": judge.name, "method": method, "values": description, **judge.noted}
+    begin = every_bos(part.batch.bos for part in parts)
+    noted = {"bos": begin, "metric": judge.name, "method": method, "values": description, **judge.noted}
     provenance = model.provenance(parts[-1].digest, tokens, noted)
     judged = JudgedTexts.of(parts, judge, at_once)
     count = len(judged.text_of)

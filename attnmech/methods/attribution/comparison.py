@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, option, whole_number
+from ...batch import every_bos
 from ...errors import InputError
 from ...interventions import Values
 from ...model.inputs.encoder import Inputs
@@ -77,8 +78,9 @@ class Comparison:
     def noted(self) -> dict[str, Any]:
         """What the provenance of estimates notes."""
         steps = {"steps": self.steps} if self.method == "integrated" else {}
+        begin = every_bos(part.batch.bos for part in self.pairs.clean)
         return {
-            "bos": self.options.get("bos"), "metric": self.judge.name, "method": self.method, **steps,
+            "bos": begin, "metric": self.judge.name, "method": self.method, **steps,
             "clean inputs": self.pairs.clean[-1].digest,
         }  # fmt: skip
 

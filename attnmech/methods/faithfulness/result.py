@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, listed, option, shown
 from ...basics.public import public
+from ...batch import every_bos
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
@@ -285,7 +286,7 @@ def faithfulness(
     patched = [graph.exists & ~mask for mask in masks] + masks
     inside, without = patched_edges(model, graph, parts, other, judge, patched, measure).chunk(2)
     tokens = tokens_of(parts, count, model.output_stack.label)
-    noted = {"bos": bos, "metric": judge.name, "outside": outside}
+    noted = {"bos": every_bos(part.batch.bos for part in parts), "metric": judge.name, "outside": outside}
     return Faithfulness(
         judge.name, outside, tuple(int(mask.sum()) for mask in masks), int(graph.exists.sum()), full, empty, inside,
         without, tokens, model.provenance(parts[-1].digest, tokens, noted),

@@ -138,7 +138,7 @@ def _gradient_flow(
     _require_room("gradient", size, length)
     by_head = weighted_gradients(model, batch, judge, chosen)
     tokens = tuple(token for token, kept in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if kept)
-    noted = {"method": "gradient", "metric": judge.name, "bos": bos, **judge.noted}
+    noted = {"method": "gradient", "metric": judge.name, "bos": batch.bos, **judge.noted}
     provenance = model.provenance(batch_hash(batch), batch.tokens, noted)
     return AttentionFlow("gradient", chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
 

@@ -150,7 +150,7 @@ def function_heads(
     means = _mean_z(model, teaching.right, layers)
     values = one_by_one(Values(means, f"the mean over {prompts} prompts with right examples"))
     changes = [(Intervention.replace([head], values[head[0]], positions=[-2]),) for head in chosen]
-    noted = {"pairs": len(task), "shots": shots, "template": template, "seed": seed, "bos": bos}
+    noted = {"pairs": len(task), "shots": shots, "template": template, "seed": seed}
     shared: Any = {"answers": asking.answers, **{name: value for name, value in options.items() if name != "bos"}}
     swept = run_sweep(model, asking.shuffled, changes, "log_probability", noted=noted, **shared)
     clean = run_sweep(model, asking.right, changes[:1], "log_probability", answers=asking.answers)

@@ -20,6 +20,7 @@ from torch import Tensor
 from ...basics.arguments import finite_number, listed, shown, whole_number
 from ...basics.fields import check_layers
 from ...basics.public import public
+from ...batch import every_bos
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -119,9 +120,11 @@ def group_attention(
     word_pairs = {name: torch.zeros(len(directions), len(vocabulary), dtype=torch.float64) for name in SIDES}
     match = Matching(within, factor, counts, group_of, model.causal)
     digest, total = hashlib.sha256(), None
+    begin: list[bool | None] = []
     for number, text in enumerate(texts):
         batch = model.encode(text, bos=bos)
         digest.update(batch.ids.cpu().numpy().tobytes())
+        begin.append(batch.bos)
         sums, pairs = sums_of_text(model, batch, text, match, directions, chosen)
         for direction, names, difference in pairs:
             for side, word in zip(SIDES, map(vocabulary.index, names), strict=True):
@@ -136,7 +139,7 @@ def group_attention(
             f"no text has words of two groups that can attend to each other; the groups are {', '.join(of_group)}."
         )
     options = {
-        "layers": list(chosen), "bos": bos, "within": within, "factor": factor,
+        "layers": list(chosen), "bos": every_bos(begin), "within": within, "factor": factor,
         "groups": {name: list(words) for name, words in of_group.items()},
     }  # fmt: skip
     return GroupAttention(

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...basics.arguments import flag, integer, listed, option, shown
 from ...basics.fields import check_layers
 from ...basics.public import public
-from ...batch import Batch
+from ...batch import Batch, every_bos
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import percent
@@ -98,9 +98,11 @@ def relations(
     pairs = torch.zeros(len(names), len(texts), dtype=torch.float64)
     offsets: list[list[tuple[int, int]]] = [[] for _ in names]
     digest, labels = hashlib.sha256(), hashlib.sha256()
+    begin: list[bool | None] = []
     for number, (text, labels_of_text) in enumerate(texts.items()):
         read = _Read.of(model, text, chosen, bos)
         digest.update(read.batch.ids.cpu().numpy().tobytes())
+        begin.append(read.batch.bos)
         for labelled_query, key, name in labels_of_text:
             read.check(text, labelled_query, key)
             query = labelled_query - before
@@ -116,7 +118,7 @@ def relations(
             offsets[place].append((number, query - key))
     _require_pairs(dict(zip(names, offsets, strict=True)))
     best, by_offset = _best_offsets(offsets, len(texts))
-    options = {"layers": list(chosen), "bos": bos, "before": before, "relations": list(names)}
+    options = {"layers": list(chosen), "bos": every_bos(begin), "before": before, "relations": list(names)}
     return Relations(
         names=names,
         layers=chosen,

@@ -199,7 +199,8 @@ def _embedded(
     options = {
         "heads": [list(place) for place in plan.heads], "projection": list(settings.projections), "dims": settings.dims,
         "shift": plan.shift, "scale": plan.scale, "geometry": plan.geometry, "sample": settings.sample,
-        "perplexity": settings.perplexity, "seed": plan.seed, "bos": settings.bos, "stack": of_stack.label or "self",
+        "perplexity": settings.perplexity, "seed": plan.seed, "bos": chosen.batch.bos,
+        "stack": of_stack.label or "self",
     }  # fmt: skip
     return JointEmbedding(
         heads=plan.heads,

@@ -137,7 +137,9 @@ def segment_effects(
             alone[key] = value
         fields |= {metric: whole, f"{metric}_from_later": alone}
     tokens = tuple(token for token, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real)
-    options_used = {"segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": bos}
+    options_used = {
+        "segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": batch.bos,
+    }  # fmt: skip
     options_used["per"] = "" if model.predicts == "output" else "later token" if work.causal else "token"
     return SegmentEffects(
         **fields,

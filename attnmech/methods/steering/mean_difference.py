@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...basics.arguments import flag, option
 from ...basics.public import public
+from ...batch import every_bos
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -197,7 +198,7 @@ def mean_difference(
         raise InputError("a direction belongs to one stack, and this model has several.")
     stack = model.output_stack
     chosen = list(dict.fromkeys(model.points.check_layers(layers, stack.label)))
-    groups, digests = zip(
+    groups, digests, begin = zip(
         *(
             _activations(model, reread(texts), stack.point(at), chosen, pooling, options.get("bos"), progress)
             for texts in (one, other)
@@ -211,7 +212,7 @@ def mean_difference(
             )
     scores = held_out_scores(*groups)
     direction = groups[0].mean(dim=0) - groups[1].mean(dim=0)
-    noted = {"at": at, "pooling": pooling, "layers": chosen, "bos": options.get("bos"), "other inputs": digests[1]}
+    noted = {"at": at, "pooling": pooling, "layers": chosen, "bos": every_bos(begin), "other inputs": digests[1]}
     return MeanDifference(
         at, tuple(chosen), pooling, direction.to(model.dtype), *scores, model.provenance(digests[0], (), noted)
     )
@@ -225,8 +226,8 @@ def _activations(
     pooling: str,
     bos: bool | None,
     progress: bool,
-) -> tuple[Float[Tensor, "text layer *head d"], str]:
-    """The activation of each text, sorted by the texts' content, and the digest of all texts."""
+) -> tuple[Float[Tensor, "text layer *head d"], str, bool | None]:
+    """The activation of each text, sorted by the texts' content, the digest of all texts, and their `Batch.bos`."""
     keys = model.points.resolve([point], layers, model.refused)
     parts = batches_of(model, inputs, 2048, bos)
     by_text: list[tuple[int, Tensor]] = []
@@ -240,4 +241,5 @@ def _activations(
                 by_text.append((digest, tokens[:, -1] if pooling == "last" else tokens.mean(dim=1)))
             bar.advance(len(part.documents))
     by_text.sort(key=lambda entry: entry[0])
-    return torch.stack([value for _, value in by_text]), parts[-1].digest
+    begin = every_bos(part.batch.bos for part in parts)
+    return torch.stack([value for _, value in by_text]), parts[-1].digest, begin

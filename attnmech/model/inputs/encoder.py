@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import dropwhile
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, TypeAlias
@@ -87,7 +88,8 @@ class Encoder:
         """One batch, padded on the right if texts differ in length.
 
         `bos` says whether each text begins with the tokenizer's BOS or CLS token: True adds it, False removes
-        it, None follows the setting at load or, without one, the tokenizer. Token ids stay unchanged.
+        it, None follows the setting at load or, without one, the tokenizer. A text that begins with the token already,
+        such as a rendered chat, gets no second one. Token ids stay unchanged.
         """
         batch = self.read(inputs, bos)
         self.check_length(batch)
@@ -221,13 +223,29 @@ class Encoder:
                     "Split it; in a corpus, truncate=True cuts it."
                 )
         wanted = self.bos if bos is None else bos
-        with self._tokenizing:
-            arguments = {"text_target" if as_target else "text": texts, "add_special_tokens": add_special}
-            encoded = self.tokenizer(**arguments, padding=False, truncation=False)["input_ids"]
-        rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
+        rows = [self._with_bos(row, wanted) for row in self._ids_of(texts, as_target, add_special)]
         if any(not row for row in rows):
             raise InputError("the tokenizer made no tokens from this text; give at least one word that it knows.")
         return [torch.tensor(row) for row in rows]
+
+    def _ids_of(self, texts: list[str], as_target: bool, add_special: bool) -> list[list[int]]:
+        """The tokenizer's ids. If a text begins or ends with special tokens that the tokenizer would add there, they
+        occur once.
+        """
+        name = "text_target" if as_target else "text"
+
+        def ids(texts: list[str], add_special: bool) -> list[list[int]]:
+            with self._tokenizing:
+                encoded = self.tokenizer(
+                    **{name: texts}, add_special_tokens=add_special, padding=False, truncation=False
+                )["input_ids"]
+            return [[int(token) for token in row] for row in encoded]
+
+        rows = ids(texts, add_special)
+        for number, row in enumerate(rows if add_special else ()):
+            if any(end in self.special and row.count(end) > 1 for end in {*row[:1], *row[-1:]}):
+                rows[number] = _added_once(row, *ids([texts[number]], False))
+        return rows
 
     def padded(self, rows: Sequence[Tensor]) -> Batch:
         """One batch from the token ids of texts, padded on the right."""
@@ -238,24 +256,21 @@ class Encoder:
         return self._ids(ids, mask, {})
 
     @property
-    def _bos_id(self) -> int | None:
-        if self.tokenizer is None:
-            return None
-        for token in (self.tokenizer.bos_token_id, getattr(self.tokenizer, "cls_token_id", None)):
-            if token is not None:
-                return int(token)
-        return None
+    def _bos_ids(self) -> list[int]:
+        """The tokenizer's BOS and CLS tokens; empty if it has neither."""
+        names = () if self.tokenizer is None else ("bos_token_id", "cls_token_id")
+        ids = (getattr(self.tokenizer, name, None) for name in names)
+        return [int(token) for token in ids if token is not None]
 
     def _with_bos(self, row: list[int], wanted: bool | None) -> list[int]:
         if wanted is None:
             return row
-        bos = self._bos_id
-        starts = bool(row) and row[0] == bos
+        bos = self._bos_ids
         if not wanted:
-            return row[1:] if starts else row
-        if bos is None:
+            return list(dropwhile(lambda token: token in bos, row))
+        if not bos:
             raise InputError("bos=True needs a tokenizer with a BOS or CLS token; this one has neither.")
-        return row if starts else [bos, *row]
+        return row if row[:1] and row[0] in bos else [bos[0], *row]
 
     def _mapping(self, inputs: Mapping[str, Any]) -> Batch:
         rest = dict(inputs)
@@ -363,15 +378,30 @@ class Encoder:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
-        bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
+        bos = self._starts_with(self._bos_ids, ids, mask) if self._bos_ids else None
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
         ids, mask = ids.to(self.device), mask.to(self.device)
         return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts)
 
     @staticmethod
-    def _starts_with(token: int, ids: Tensor, mask: Tensor) -> bool:
+    def _starts_with(tokens: list[int], ids: Tensor, mask: Tensor) -> bool:
         first = ids.gather(1, mask.int().argmax(dim=1, keepdim=True))
-        return bool(torch.eq(first, token).all())
+        return bool(torch.isin(first, torch.tensor(tokens)).all())
+
+
+def _added_once(row: list[int], bare: list[int]) -> list[int]:
+    """The ids of a text with special tokens, without those that the text (`bare`) begins or ends with itself.
+
+    >>> _added_once([1, 1, 7, 8, 2], [1, 7, 8])
+    [1, 7, 8, 2]
+    """
+    fitting = [row]
+    for start in range(len(row) - len(bare) + 1):
+        before, after = row[:start], row[start + len(bare) :]
+        if bare and row[start : start + len(bare)] == bare:
+            kept = [] if before[:1] == bare[:1] else before, [] if after[-1:] == bare[-1:] else after
+            fitting.append([*kept[0], *bare, *kept[1]])
+    return min(fitting, key=len)
 
 
 def is_list_of(inputs: Any, kind: Any) -> bool:

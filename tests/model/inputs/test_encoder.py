@@ -179,6 +179,57 @@ def test_bos_as_the_tokenizer_does_or_as_asked(options: dict[str, bool], bos: bo
         assert at_load.encode(TEXT, bos=not bos).bos is (not starts)
 
 
+@pytest.mark.parametrize(
+    ("template", "typed"),
+    [
+        ("[BOS] $A", "[BOS]"),
+        ("[BOS] $A [EOS]", "[BOS]"),
+        ("[BOS] $A [EOS]", "[BOS] the keys [EOS]"),
+        ("$A [EOS]", "the keys [EOS]"),
+        ("[BOS] [EOS] $A", "[BOS] [EOS] the keys"),
+        ("[BOS] $A", "[BOS] the keys [EOS] [BOS] the keys"),
+        ("[BOS] $A", "[BOS] [BOS] the keys"),
+    ],
+)
+def test_special_tokens_that_a_text_has_already_are_not_added_again(template: str, typed: str) -> None:
+    tokenizer = models.tokenizer(has_bos=True)
+    tokenizer.add_special_tokens({"eos_token": "[EOS]"})
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[BOS]", "[EOS]")]
+    tokenizer.backend_tokenizer.post_processor = models.processors.TemplateProcessing(
+        single=template, special_tokens=special
+    )
+    hooked = am.load(models.fresh("gpt2"), tokenizer=tokenizer)
+    before, after = (part.split() for part in template.split("$A"))
+    typed = f"{typed} the dog" if typed == "[BOS]" else typed
+    words = typed.split()
+    wanted = [*(() if words[0] in before else before), *words, *(() if words[-1] in after else after)]
+    (tokens,) = hooked.encode(typed).tokens
+    assert list(tokens) == wanted
+    (without,) = hooked.encode(typed, bos=False).tokens
+    assert without[0] != "[BOS]" and list(without) == wanted[len(wanted) - len(without) :]
+
+
+def test_provenance_says_whether_texts_begin_with_bos() -> None:
+    hooked = speaking(has_bos=True)
+    texts = [f"[BOS] the keys to {word}" for word in ("the", "cabinet", "a", "dog")]
+    calls: dict[str, Callable[[Any], Any]] = {
+        "together": lambda inputs: am.attention_focus(hooked, inputs),
+        "corpus": lambda inputs: am.attention_focus(hooked, iter(inputs)),
+        "sweep": lambda inputs: am.ablate_heads(hooked, inputs, [(0, 1)]),
+        "importance": lambda inputs: am.head_importance(hooked, inputs),
+        "flow": lambda inputs: am.attention_flow(hooked, inputs[0], method="gradient"),
+        "difference": lambda inputs: am.mean_difference(hooked, inputs, [f"{text} keys" for text in inputs]),
+        "relations": lambda inputs: am.relations(hooked, [(inputs[0], 3, 1, "r")]),
+        "attribution": lambda inputs: am.attribute(
+            hooked, inputs, inputs[::-1], metric="logit_difference", answers=["a"] * 4, against=["dog"] * 4
+        ),
+    }
+    for name, call in calls.items():
+        options = [call(inputs).provenance.options for inputs in (texts, [text[6:] for text in texts])]
+        assert [option["bos"] for option in options] == [True, False], name
+    assert am.attention_focus(hooked, iter([*texts, "the keys"])).provenance.options["bos"] is False
+
+
 def test_bos_of_ids_is_what_stands_there() -> None:
     hooked = speaking(has_bos=True)
     assert hooked.encode(torch.tensor([[2, 3, 4]])).bos is True
@@ -382,6 +433,9 @@ def test_a_chat_goes_through_the_chat_template(adds_bos: bool) -> None:
     assert batch.tokens == (words,) and batch.bos is True
     assert hooked.encode(CHAT, bos=True).ids.tolist() == [SPOKEN]
     assert hooked.encode(CHAT, bos=False).ids.tolist() == [SPOKEN[1:]]
+    rendered = hooked.tokenizer.apply_chat_template(CHAT, tokenize=False)
+    for bos in (None, True, False):
+        assert torch.equal(hooked.encode(rendered, bos=bos).ids, hooked.encode(CHAT, bos=bos).ids)
     several = hooked.encode([CHAT, OTHER_CHAT])
     assert several.ids[0].tolist() == SPOKEN and several.lengths.tolist() == [10, 4]
     assert several.ids[1, :4].tolist() == [2, 12, 11, 13]
