@@ -13,6 +13,7 @@ from ...batch import Batch
 from ...errors import InputError
 from ...maths.divergence import between_heads
 from ...model.run.hooked import HookedModel
+from ...model.stack.stack import Stack
 
 MOVED: Final = 0.5
 """A head counts as moved only if its divergence from the head that matches it is below this share of its divergence
@@ -24,25 +25,24 @@ _BESIDE: Final = (("layer", ("head", "place")), ("of_layer", ("of_head",)))
 
 
 def pattern_divergence(
-    one: HookedModel, first: Sequence[Batch], other: HookedModel, second: Sequence[Batch]
+    one: HookedModel, first: Sequence[Batch], other: HookedModel, second: Sequence[Batch], stack: Stack
 ) -> tuple[Float[Tensor, "layer head other_head"], Float[Tensor, "layer head position"]]:
-    """Measures the divergence between any two heads of a layer in two runs, and by position between heads with the same
-    number.
+    """Measures the divergence between any two heads of a layer of a stack in two runs, and by position between heads
+    with the same number.
 
     Both are Jensen-Shannon divergences in nats. The first is the mean over the rows that see two or more keys. The
     second is the mean over texts at each position; NaN at positions where no text has a row that counts.
 
     Raises `InputError` if no row of these texts counts.
     """
-    stack = one.output_stack
     layers, heads = stack.layers, stack.n_heads
     longest = max(batch.queries(stack.label).ids.shape[1] for batch in first)
     sums = torch.zeros(len(layers), heads, heads, dtype=torch.float64)
     by_row = torch.zeros(len(layers), heads, longest, dtype=torch.float64)
     counts = torch.zeros(longest, dtype=torch.float64)
     for left, right in zip(first, second, strict=True):
-        mask = left.queries(stack.label).mask.clone().cpu()
-        if one.causal:
+        mask = left.queries(stack.label).mask.cpu() & (left.keys(stack.label).lengths > 1).cpu()[:, None]
+        if stack.architecture.causal:
             mask[torch.arange(len(mask)), mask.int().argmax(dim=1)] = False
         rows = mask.shape[1]
         counts[:rows] += mask.sum(dim=0)

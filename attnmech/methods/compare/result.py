@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...basics.arguments import flag, option, shown
 from ...basics.public import Arguments, public
+from ...batch import Batch
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -19,6 +20,7 @@ from ...errors import InputError
 from ...maths.intervals import fewest_texts
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.stack import Stack
 from ...results.provenance import Provenance
 from ...results.result import PagedResult, TextResult
 from ...runs.ablations import reread
@@ -70,9 +72,9 @@ def compare(
         method: a method with results by head that can be subtracted, such as `am.attention_focus`,
             `am.residual_updates`, `am.ablate_heads`, `am.head_importance`.
         model: the model, for two prompts.
-        statistic: the column of the method's table that the map shows; by default the first.
+        statistic: the column of the method's table that the map shows; by default the first that differs.
         match: whether to undo a permutation of heads.
-        options: options of the method.
+        options: options of the method. With `stack`, the heads of that stack are compared and matched.
 
     Returns:
         Differences b − a `[layer head]` of every column of the method's table, with intervals over texts, and the
@@ -94,15 +96,17 @@ def compare(
             raise InputError("comparing two models needs `inputs` and no `model`.")
         texts = reread(inputs)
         runs = ((a, texts), (b, texts))
-        _require_same_shape(a, b)  # type: ignore[arg-type]
     else:
         require_model(model)
         if inputs is not None or match:
             raise InputError("comparing two prompts needs `model`, and neither `inputs` nor `match`.")
         runs = ((model, a), (model, b))  # type: ignore[assignment]
     Arguments.of(method).require(runs[0], options)
+    label = options.get("stack")
+    stack, theirs = (m.output_stack if label is None else m.stack(label) for m, _ in runs)  # type: ignore[union-attr]
+    _require_same_shape(stack, theirs)
     first, second = (batches_of(m, texts, _TOKENS, options.get("bos")) for m, texts in runs)  # type: ignore[arg-type]
-    _require_aligned(first, second)
+    _require_aligned(first, second, stack.label)
     one, other = (method(m, texts, **options) for m, texts in runs)
     if not isinstance(one, TextResult):
         raise InputError(
@@ -110,8 +114,8 @@ def compare(
             f"{type(one).__name__}."
         )
     of_first, of_second = ([part.batch for part in parts] for parts in (first, second))
-    between, by_position = pattern_divergence(runs[0][0], of_first, runs[1][0], of_second)  # type: ignore[arg-type]
-    layers = runs[0][0].output_stack.layers  # type: ignore[union-attr]
+    between, by_position = pattern_divergence(runs[0][0], of_first, runs[1][0], of_second, stack)  # type: ignore[arg-type]
+    layers = stack.layers
     matching = matched(between) if of_models else torch.arange(between.shape[1]).expand(len(layers), -1).clone()
     if match:
         other = reordered(other, dict(zip(layers, matching.tolist(), strict=True)))
@@ -150,13 +154,16 @@ def _comparison(difference: Any, one: Any, other: Any, statistic: str | None, **
                 values[number, rows, heads] = torch.tensor(frame[f"{name}{suffix}"].to_numpy(dtype=float))
         return values
 
+    difference = grid(frames[0])
+    measured = [name for name, values in zip(names, difference, strict=True) if not bool(values.isnan().all())]
+    changed = [name for name in measured if bool(difference[names.index(name)].nan_to_num().any())]
     with_interval = [name for name in names if f"{name}_low" in frames[0]]
     if len(with_interval) == 1:
         frames[0] = frames[0].rename(columns={"clear": f"{with_interval[0]}_clear"})
     return Comparison(
-        statistics=tuple(names), shown=statistic or names[0], difference=grid(frames[0]), low=grid(frames[0], "_low"),
-        high=grid(frames[0], "_high"), clear=grid(frames[0], "_clear").nan_to_num(0.0).bool(), of_a=grid(frames[1]),
-        of_b=grid(frames[2]), **rest,
+        statistics=tuple(names), shown=statistic or (changed or measured or names)[0], difference=difference,
+        low=grid(frames[0], "_low"), high=grid(frames[0], "_high"),
+        clear=grid(frames[0], "_clear").nan_to_num(0.0).bool(), of_a=grid(frames[1]), of_b=grid(frames[2]), **rest,
     )  # fmt: skip
 
 
@@ -298,8 +305,8 @@ def _name_of(side: Any, otherwise: str) -> str:
     return side.name if isinstance(side, HookedModel) else otherwise
 
 
-def _require_same_shape(a: HookedModel, b: HookedModel) -> None:
-    mine, yours = ((len(model.output_stack.layers), model.output_stack.n_heads) for model in (a, b))
+def _require_same_shape(a: Stack, b: Stack) -> None:
+    mine, yours = ((len(stack.layers), stack.n_heads) for stack in (a, b))
     if mine != yours:
         raise InputError(
             f"two models are compared head by head, so they must have the same shape; got {mine[0]} layers of "
@@ -307,14 +314,16 @@ def _require_same_shape(a: HookedModel, b: HookedModel) -> None:
         )
 
 
-def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch]) -> None:
+def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch], stack: str) -> None:
     """Raises `InputError` unless texts have the same numbers of tokens on both sides, in batches of the same texts."""
-    lengths, texts = [_lengths(parts) for parts in (first, second)], [_texts(parts) for parts in (first, second)]
-    if lengths[0] != lengths[1]:
-        raise InputError(
-            f"compared prompts must have the same number of tokens, text by text; got texts of {lengths[0]} and of "
-            f"{lengths[1]} tokens. Use words with the same number of tokens, or token ids."
-        )
+    for side in (Batch.keys, Batch.queries):
+        lengths = [_lengths(parts, side, stack) for parts in (first, second)]
+        if lengths[0] != lengths[1]:
+            raise InputError(
+                f"compared prompts must have the same number of tokens, text by text; got texts of {lengths[0]} and of "
+                f"{lengths[1]} tokens. Use words with the same number of tokens, or token ids."
+            )
+    texts = [_texts(parts) for parts in (first, second)]
     if texts[0] != texts[1]:
         raise InputError(
             "both sides of a comparison must have the same form, but only one of them is an indivisible batch. Pass "
@@ -322,12 +331,12 @@ def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch]
         )
 
 
-def _lengths(parts: Sequence[CorpusBatch]) -> list[int]:
-    """Returns the number of tokens of each text, in the order of the inputs."""
+def _lengths(parts: Sequence[CorpusBatch], side: Callable[[Batch, str], Batch], stack: str) -> list[int]:
+    """Returns the number of queries or keys of each text, in the order of the inputs."""
     by_text = {
         text: length
         for part in parts
-        for text, length in zip(part.documents.tolist(), part.batch.lengths.tolist(), strict=True)
+        for text, length in zip(part.documents.tolist(), side(part.batch, stack).lengths.tolist(), strict=True)
     }
     return [by_text[text] for text in sorted(by_text)]
 

@@ -148,6 +148,27 @@ def test_an_encoder_decoder_is_compared_by_its_decoder() -> None:
     torch.testing.assert_close(found.difference[place], effects[1] - effects[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("stack", "layers"), [("encoder", 2), ("decoder", 3), ("cross", 3)])
+def test_a_stack_of_an_encoder_decoder_is_compared_by_its_own_patterns(stack: str, layers: int) -> None:
+    one, other, inputs = models.hooked("t5"), am.load(models.fresh("t5", seed=4)), models.inputs_of("t5")
+    comparison = am.compare(one, other, inputs, am.attention_focus, stack=stack)
+    point, last = f"{stack}.pattern", layers - 1
+    p, q = (model.run(inputs, points=[point])[point, last].double() for model in (one, other))
+    lengths = (inputs["attention_mask"].sum(dim=1) if stack == "encoder" else torch.tensor([5, 5, 5])).tolist()
+    rows = [(text, row) for text, length in enumerate(lengths) for row in range(stack == "decoder", length)]
+    total = 0.0
+    for text, row in rows:
+        a, b = p[text, 1, row], q[text, 3, row]
+        total += sum(float(torch.xlogy(x, 2 * x / (a + b)).nan_to_num().sum()) / 2 for x in (a, b))
+    assert comparison.divergence.shape == (layers, 4, 4)
+    assert float(comparison.divergence[last, 1, 3]) == pytest.approx(total / len(rows), rel=1e-4)
+    shown = comparison.statistics.index(comparison.shown)
+    means = [am.attention_focus(model, inputs, stack=stack).by_head()[comparison.shown] for model in (one, other)]
+    wanted = torch.tensor((means[1] - means[0]).to_numpy()).reshape(layers, 4)
+    torch.testing.assert_close(comparison.difference[shown], wanted)
+    assert "changes most in L" in comparison.lead
+
+
 def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
     found = am.compare(
         models.hooked("gpt2"), am.load(models.fresh("gpt2", seed=4)), ids_of("gpt2"), am.residual_updates
