@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -30,8 +31,8 @@ class Batch:
     mask: Bool[Tensor, "batch position"]
     """True at real tokens, False at padding."""
     tokens: tuple[tuple[str, ...], ...]
-    """Each token as text, padding included. `你[1,2/3]` holds bytes 1 and 2 of the 3 bytes of 你; `\\xff` is a byte
-    that belongs to no character."""
+    """The label of each token, padding included: for readers; code takes the text from `pieces`. `你[1,2/3]` holds
+    bytes 1 and 2 of the 3 bytes of 你; `\\xff` is a byte that belongs to no character."""
     bos: bool | None
     """Whether every sequence begins with the tokenizer's BOS or CLS token; None if it has neither."""
     target: "Batch | None" = None
@@ -47,7 +48,9 @@ class Batch:
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
-    """Maps token ids to their texts; None if positions are not tokens, as in images."""
+    """Maps token ids to their labels; None if positions are not tokens, as in images."""
+    pieces: tuple[tuple[str | bytes, ...], ...] | None = None
+    """What each token holds of the text (`attnmech.model.parts.pieces`); None if `tokens` says it."""
 
     def on(self, device: torch.device) -> "Batch":
         """The batch on a device."""
@@ -83,6 +86,7 @@ class Batch:
             ids=torch.cat((self.ids, ids.expand(texts, -1)), dim=1),
             mask=torch.cat((self.mask, self.mask.new_ones(texts, len(labels))), dim=1),
             tokens=tuple((*row, *labels) for row in self.tokens),
+            pieces=self.pieces and tuple((*row, *("" for _ in labels)) for row in self.pieces),
             special=self.special | frozenset(ids.tolist()),
             further={},
         )
@@ -96,11 +100,13 @@ class Batch:
         first = 1 if self.bos and start > 0 else 0
         start = max(start, first)
         positions = [*range(first), *range(start, min(start + length - first, self.ids.shape[1]))]
+        pieces = self.pieces and tuple(tuple(row[position] for position in positions) for row in self.pieces)
         return replace(
             self,
             ids=self.ids[:, positions],
             mask=self.mask[:, positions],
             tokens=tuple(tuple(row[position] for position in positions) for row in self.tokens),
+            pieces=pieces,
             extra={name: value[:, positions] for name, value in self.extra.items()},
         )
 
@@ -114,6 +120,7 @@ class Batch:
             ids=self.ids[chosen],
             mask=self.mask[chosen],
             tokens=tuple(self.tokens[row] for row in chosen.tolist()),
+            pieces=self.pieces and tuple(self.pieces[row] for row in chosen.tolist()),
             target=None if self.target is None else self.target.texts(chosen),
             extra=extra,
         )
@@ -128,7 +135,8 @@ class Batch:
                 one,
                 ids=one.ids[:, real],
                 mask=one.mask[:, real],
-                tokens=(tuple(token for token, kept in zip(one.tokens[0], real.tolist(), strict=True) if kept),),
+                tokens=(tuple(compress(one.tokens[0], real.tolist())),),
+                pieces=one.pieces and (tuple(compress(one.pieces[0], real.tolist())),),
                 extra={
                     name: value[:, real] if value.shape[1:2] == (length,) else value
                     for name, value in one.extra.items()

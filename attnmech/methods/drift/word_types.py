@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Sequence
 from typing import Final
+from unicodedata import category
 
 from jaxtyping import Int
 from torch import Tensor
 
 from ...basics.arguments import strings
 from ...batch import Batch
+from ...model.parts.pieces import characters_of
 from ...runs.token_types import TOKEN_TYPES, token_types
 
 _WORDS: Final = """
@@ -49,22 +51,31 @@ def word_types(batch: Batch, function_words: Collection[str] = FUNCTION_WORDS) -
     word.
     """
     types = token_types(batch).cpu()
-    for row, tokens in enumerate(batch.tokens):
-        parts = _parts(tokens)
-        for place, token in enumerate(tokens):
+    for row, (labels, texts) in enumerate(zip(batch.tokens, characters_of(batch), strict=True)):
+        parts = _parts(labels, texts)
+        for place, text in enumerate(texts):
             name = TOKEN_TYPES[int(types[row, place])]
             if name == "word":
-                whole = not parts[place] and token.strip().lower() in function_words
+                whole = not parts[place] and text.strip().lower() in function_words
                 name = "function word" if whole else "content word"
             types[row, place] = WORD_TYPES.index(name)
     return types.to(batch.ids.device)
 
 
-def _parts(tokens: Sequence[str]) -> list[bool]:
-    """Whether each token is only part of a word: it continues the previous token, or the next token continues it."""
-    spaced = any(token[:1].isspace() for token in tokens[1:])
-    continues = [token.startswith("##") for token in tokens]
-    for place in range(1, len(tokens)):
-        joined = spaced and tokens[place][:1].isalnum() and tokens[place - 1][-1:].isalnum()
-        continues[place] = continues[place] or joined
+def _parts(labels: Sequence[str], texts: Sequence[str]) -> list[bool]:
+    """Whether each token is only part of a word: it continues the previous token, or the next token continues it.
+
+    A tokenizer that keeps no spaces marks the parts of words: `##` before them, or `@@` after them.
+    """
+    spaced = any(text[:1].isspace() for text in texts[1:])
+    continues = [not spaced and label.startswith("##") for label in labels]
+    for place in range(1, len(texts)):
+        if spaced:
+            continues[place] = _in_word(texts[place][:1]) and _in_word(texts[place - 1][-1:])
+        else:
+            continues[place] = continues[place] or labels[place - 1].endswith("@@")
     return [one or other for one, other in zip(continues, [*continues[1:], False], strict=True)]
+
+
+def _in_word(character: str) -> bool:
+    return bool(character) and category(character)[0] in "LMN"

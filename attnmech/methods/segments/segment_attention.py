@@ -26,6 +26,7 @@ from ...draw.sentence import sentence_view
 from ...draw.text import percent
 from ...errors import InputError, MissingPointError
 from ...model.inputs.encoder import Inputs
+from ...model.parts.pieces import text_of
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.claims import about_largest, for_map
 from ...runs.options import StreamOptions
@@ -124,7 +125,7 @@ class SegmentReducer(SegmentSums):
             both_ways=not source.stack.architecture.causal,
             starts=() if segmented is None else segmented.starts,
             begins=() if batch is None else tuple(batch.begins.tolist()),
-            tokens=() if batch is None else _real_tokens(batch.tokens, batch.mask),
+            tokens=() if batch is None else _real_tokens(text_of(batch), batch.mask),
         )
 
 
@@ -156,7 +157,9 @@ class SegmentAttention(SegmentMeans):
     begins: tuple[int, ...]
     """For texts run together: the amount of padding before each text."""
     tokens: tuple[tuple[str, ...], ...]
-    """For texts run together: their tokens, without padding."""
+    """For texts run together: the text of each token, without padding. A character that is divided among tokens is
+    part of the first of them.
+    """
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:

@@ -24,6 +24,7 @@ from ...errors import InputError
 from ...interventions import Heads, Intervention, checked_heads
 from ...model.inputs.encoder import Inputs
 from ...model.parts.hashes import batch_hash
+from ...model.parts.pieces import text_of
 from ...model.run.hooked import HookedModel, require_model
 from ...model.run.masking import GROUPS, known_mask_id
 from ...results.provenance import Provenance
@@ -136,7 +137,7 @@ def segment_effects(
         for (_, key), value in later[metric].items():
             alone[key] = value
         fields |= {metric: whole, f"{metric}_from_later": alone}
-    tokens = tuple(token for token, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real)
+    tokens = tuple(token for token, real in zip(text_of(batch)[0], batch.mask[0].tolist(), strict=True) if real)
     options_used = {
         "segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": batch.bos,
     }  # fmt: skip

@@ -3,10 +3,13 @@
 Each token of a text belongs to exactly one segment; segments are counted from 0.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+from unicodedata import east_asian_width
 
+import regex
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -14,7 +17,8 @@ from torch import Tensor
 from ...basics.arguments import integer, listed, option, shown
 from ...batch import Batch
 from ...errors import InputError
-from ...runs.token_types import TOKEN_TYPES, type_of
+from ...model.parts.pieces import characters_of, text_of
+from ...runs.token_types import ENDS
 
 KINDS: Final = ("sentence", "line", "document")
 """The kinds of segments that are read from the text itself."""
@@ -22,8 +26,18 @@ KINDS: Final = ("sentence", "line", "document")
 Segments: TypeAlias = str | Sequence[Any]
 """One of `KINDS`, or spans: a list of (start, end); for several texts, a list of these lists."""
 
-_CLOSING: Final = "\"')]}»”’」』）"
-"""Marks that belong to the sentence that ends before them."""
+_MARK: Final = regex.compile(f"[{ENDS}]")
+
+_SENTENCE: Final = regex.compile(
+    rf"[{ENDS}](?:[{ENDS}\p{{Pe}}\p{{Pf}}\"']|\p{{Pi}}(?![\p{{L}}\p{{N}}])"
+    rf"|\s+(?:[{ENDS}]|[\p{{Pe}}\p{{Pf}}](?![\p{{L}}\p{{N}}])))*"
+)
+"""The marks that end a sentence, and the quotation marks and brackets that belong to it.
+
+“ and « close a quotation in some languages and open one in others: they open one before a letter.
+"""
+
+_LINE: Final = regex.compile(r"[\n\r\v\f\x85\u2028\u2029]+")
 
 
 @dataclass(frozen=True)
@@ -64,49 +78,55 @@ class Segmented:
 
 def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
     """Returns the starts of one text's segments, followed by the text's length."""
-    real = batch.mask[row].cpu()
-    tokens = [token for token, counts in zip(batch.tokens[row], real.tolist(), strict=True) if counts]
+    one = batch.alone(row)
+    length = one.ids.shape[1]
     if kind == "document":
-        return (0, len(tokens))
+        return (0, length)
     if batch.texts_of is None:
         raise InputError(f"segments={kind!r} needs a text; pass spans, such as [(0, 5), (5, 12)].")
-    special = batch.is_special[row].cpu()[real].tolist()
     # Special tokens belong to the segment beside them, so no segment consists of special tokens alone.
-    ordinary = [place for place, other in enumerate(special) if not other]
-    words = [tokens[place] for place in ordinary]
-    after = _sentence_starts(words) if kind == "sentence" else _line_starts(words)
-    return (0, *(ordinary[place] for place in after), len(tokens))
+    ordinary = (~one.is_special[0]).nonzero()[:, 0].tolist()
+    texts, characters = ([written(one)[0][place] for place in ordinary] for written in (text_of, characters_of))
+    after = _beginnings(texts, characters, _SENTENCE if kind == "sentence" else _LINE)
+    return (0, *(ordinary[place] for place in after), length)
 
 
-def _sentence_starts(tokens: Sequence[str]) -> list[int]:
-    """Finds the starts of all sentences but the first: after a mark that ends a sentence, and its closing marks.
+def _beginnings(texts: Sequence[str], characters: Sequence[str], end: "regex.Pattern[str]") -> list[int]:
+    """The tokens that begin a segment, but the first: a token belongs to the segment of its first visible character.
 
-    If the tokenizer keeps spaces, a full stop ends a sentence only before a space, so 3.14 does not end one.
+    `texts` and `characters` are those of each token: a character that is divided is in the text of its first token.
     """
-    spaced = any(token[:1].isspace() for token in tokens)
-    starts, ended, wide = [], False, False
-    for place, token in enumerate(tokens):
-        mark = token.strip().rstrip(_CLOSING)
-        ends = bool(mark) and TOKEN_TYPES[type_of(mark)] == "sentence end"
-        closes = not token[:1].isspace() and not token.strip(_CLOSING)
-        if ended and not ends and not closes and token.strip():
-            if not spaced or wide or token[:1].isspace() or tokens[place - 1][-1:].isspace():
-                starts.append(place)
-            ended = False
-        if ends:
-            ended, wide = True, mark[-1] in "。！？"
-    return starts
+    text = "".join(texts)
+    ends = [match.end() for match in end.finditer(text) if end is _LINE or _ends_sentence(match, text)]
+    begun: list[int] = []
+    at, passed = 0, len(ends)
+    for place, (own, held) in enumerate(zip(texts, characters, strict=True)):
+        if held.strip():
+            begin = at - max(0, len(held) - len(own))
+            reached = bisect_right(ends, begin + len(held) - len(held.lstrip()))
+            if reached > passed:
+                begun.append(place)
+            passed = reached
+        at += len(own)
+    return begun
 
 
-def _line_starts(tokens: Sequence[str]) -> list[int]:
-    """Finds the starts of all lines but the first: the first token after a line break that is not blank."""
-    starts, ended = [], False
-    for place, token in enumerate(tokens):
-        if ended and token.strip():
-            starts.append(place)
-            ended = False
-        ended = ended or "\n" in token
-    return starts
+def _ends_sentence(match: "regex.Match[str]", text: str) -> bool:
+    """Whether these marks end a sentence.
+
+    Marks within numbers, names and addresses do not: a mark between digits, and one of ASCII's (or "…") before a
+    character without a space. A text without any space comes from a tokenizer that drops them, and a script without
+    spaces needs none.
+    """
+    mark = _MARK.findall(match.group())[-1]
+    before, after = text[: match.start()][-1:], text[match.end() :][:1]
+    if not after.strip():
+        return True
+    if mark in ".\uff0e\u2024\ufe52" and before.isdigit() and after.isdigit():
+        return False
+    if mark.isascii() or mark == "…":
+        return not any(map(str.isspace, text)) or (mark != "…" and east_asian_width(after) in "WF")
+    return True
 
 
 def _by_text(segments: Sequence[Any], texts: int) -> list[Any]:

@@ -17,7 +17,7 @@ from ...basics.messages import first_line
 from ...batch import Batch
 from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
-from ..parts.pieces import read_piece, texts_of_pieces
+from ..parts.pieces import piece_of_text, read_piece, texts_of_pieces
 from .processors import Picture, Recording
 
 Ids: TypeAlias = Tensor | np.ndarray
@@ -80,7 +80,7 @@ class Encoder:
         self._first_position = first_position
         """The number from which the model counts positions by default; None if it does not simply count them."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
-        self._known_pieces: dict[int, str | bytes] = {}
+        self._known_pieces: dict[int, tuple[str | bytes, str | bytes]] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding during a call.
         self._tokenizing = Lock()
 
@@ -158,18 +158,20 @@ class Encoder:
         return tuple(self.encode(torch.tensor([token])).tokens[0][0] for token in ids)
 
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Each token as text, with its own spaces; the id's digits if there is no tokenizer.
+        """The label of each token, with its own spaces; the id's digits if there is no tokenizer.
 
         A token that holds part of a character is read together with its neighbours (`texts_of_pieces`).
         """
         if self.tokenizer is None:
             return tuple(str(token) for token in ids)
-        return texts_of_pieces([self._piece(token) for token in ids])
+        return texts_of_pieces([self._read(token)[0] for token in ids])
 
-    def _piece(self, token: int) -> str | bytes:
+    def _read(self, token: int) -> tuple[str | bytes, str | bytes]:
+        """A token's piece for its label, and what it holds of the text."""
         # Cached: decoding a token takes ten times as long as tokenizing it.
         if token not in self._known_pieces:
-            self._known_pieces[token] = read_piece(self.tokenizer, token)
+            piece = read_piece(self.tokenizer, token)
+            self._known_pieces[token] = piece, piece_of_text(self.tokenizer, token, piece)
         return self._known_pieces[token]
 
     def _rendered(self, chats: list[Chat]) -> list[str]:
@@ -380,8 +382,9 @@ class Encoder:
             raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
         bos = self._starts_with(self._bos_ids, ids, mask) if self._bos_ids else None
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
+        pieces = tuple(tuple("" if self.tokenizer is None else self._read(x)[1] for x in row) for row in ids.tolist())
         ids, mask = ids.to(self.device), mask.to(self.device)
-        return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts)
+        return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts, pieces=pieces)
 
     @staticmethod
     def _starts_with(tokens: list[int], ids: Tensor, mask: Tensor) -> bool:

@@ -159,7 +159,8 @@ class ImageEncoder:
         ids = ids.expand(len(pixels), -1)
         mask = torch.ones_like(ids, dtype=torch.bool)
         labels = self.position_texts(ids[0].tolist())
-        return Batch(ids, mask, (labels,) * len(pixels), None, extra={self.signal.argument: pixels})
+        pieces = (("",) * len(labels),) * len(pixels)
+        return Batch(ids, mask, (labels,) * len(pixels), None, extra={self.signal.argument: pixels}, pieces=pieces)
 
     def _other_size(self, pixels: Tensor) -> Tensor:
         """The positions of images of another size: the number of patches differs, the other positions are the same."""

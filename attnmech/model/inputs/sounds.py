@@ -144,7 +144,8 @@ class SoundEncoder:
             ) from error
         ids = torch.arange(stream.shape[1], device=self.device).expand(len(values), -1)
         labels = self.position_texts(ids[0].tolist())
-        return Batch(ids, real, (labels,) * len(values), None, extra=inputs)
+        pieces = (("",) * len(labels),) * len(values)
+        return Batch(ids, real, (labels,) * len(values), None, extra=inputs, pieces=pieces)
 
     def _checked(self, mask: Any, values: Tensor) -> Tensor:
         mask = torch.as_tensor(mask, device=self.device)

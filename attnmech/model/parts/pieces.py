@@ -1,8 +1,17 @@
-"""Reads a tokenizer's pieces as text; byte-level pieces become the characters that their bytes form."""
+"""Reads a tokenizer's pieces as text; byte-level pieces become the characters that their bytes form.
 
-from collections.abc import Iterable, Sequence
+A label shows what a token is (`你[1/3]`, `##ing`). It is for readers; what code needs to know about the text of a token
+comes from `characters_of` and `text_of`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+from ...batch import Batch
+
+Pieces: TypeAlias = Sequence[str | bytes]
+"""What each token holds of a text: characters, or bytes where it begins or ends within a character."""
 
 _AS_THEMSELVES: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS: Final = tuple(byte for byte in range(256) if byte not in _AS_THEMSELVES)
@@ -48,16 +57,51 @@ def read_piece(tokenizer: Any, token: int) -> str | bytes:
     return str(raw) if decoded == "" or "\ufffd" in decoded else decoded
 
 
-def texts_of_pieces(pieces: Sequence[str | bytes]) -> tuple[str, ...]:
-    r"""The text of each piece; where a piece holds part of a character, the character with the numbers of its bytes.
+def piece_of_text(tokenizer: Any, token: int, piece: str | bytes) -> str | bytes:
+    """What a token holds of the text: the piece that `read_piece` returned, without signs that the tokenizer adds.
+
+    These are the `##` before the rest of a word (WordPiece) and the `@@` after its beginning. An id that the tokenizer
+    does not have holds nothing.
+    """
+    if tokenizer.convert_ids_to_tokens(token) is None:
+        return ""
+    if isinstance(piece, bytes) or piece in ("##", "@@"):
+        return piece
+    if piece.startswith("##") and _joins(tokenizer, "a", "##b"):
+        return piece[2:]
+    return piece[:-2] if piece.endswith("@@") and _joins(tokenizer, "a@@", "b") else piece
+
+
+def _joins(tokenizer: Any, one: str, other: str) -> bool:
+    """Whether a tokenizer writes two pieces as one word, without the signs of its own."""
+    return str(tokenizer.convert_tokens_to_string([one, other])).strip() == "ab"
+
+
+def texts_of_pieces(pieces: Pieces) -> tuple[str, ...]:
+    r"""The label of each piece; where a piece holds part of a character, the character with the numbers of its bytes.
 
     >>> texts_of_pieces(["a", b"\xe4\xbd", b"\xa0\xe5", b"\xa5\xbd", b"\xff"])
     ('a', '你[1,2/3]', '你[3/3]好[1/3]', '好[2,3/3]', '\\xff')
 
     Bytes that form no character are written as `\xff`.
     """
-    runs: Iterable[tuple[bool, Any]] = groupby(pieces, key=lambda piece: isinstance(piece, bytes))
-    return tuple(chain.from_iterable(_characters(list(run)) if is_bytes else run for is_bytes, run in runs))
+    return _written(pieces, _label)
+
+
+def characters_of(batch: Batch) -> tuple[tuple[str, ...], ...]:
+    """The characters of each token; a character that is divided among tokens belongs to all of them.
+
+    A byte of no character, and a position that is not a token of text, have none.
+    """
+    return batch.tokens if batch.pieces is None else tuple(_written(row, _whole) for row in batch.pieces)
+
+
+def text_of(batch: Batch) -> tuple[tuple[str, ...], ...]:
+    """The text of each token; joined, the texts of consecutive tokens are the text that they stand for.
+
+    A character that is divided among tokens is part of the text of the first of them.
+    """
+    return batch.tokens if batch.pieces is None else tuple(_written(row, _once) for row in batch.pieces)
 
 
 def _bytes_of(tokenizer: Any, raw: str, decoded: str) -> bytes | None:
@@ -66,21 +110,49 @@ def _bytes_of(tokenizer: Any, raw: str, decoded: str) -> bytes | None:
         ids = tokenizer.convert_tokens_to_ids(list(_FALLBACK))
         if len(set(ids) - {None, tokenizer.unk_token_id}) == len(_FALLBACK):
             return bytes([_FALLBACK[raw]])
+    raw = raw.removesuffix("</w>") or raw  # the end of a word in CLIP's tokenizer
     if not set(raw) <= _BYTE_OF.keys():
         return None
     held = bytes(_BYTE_OF[character] for character in raw)
     return held if decoded in (held.decode(errors="replace"), held.decode(errors="ignore")) else None
 
 
-def _characters(run: list[bytes]) -> list[str]:
+_Part: TypeAlias = tuple[bytes, list[int]]
+"""The bytes of a character, and the places among them of those that a piece holds."""
+
+
+def _written(pieces: Pieces, write: Callable[[bytes, list[int]], str]) -> tuple[str, ...]:
+    """Each piece as text; `write` writes the parts of characters that pieces of bytes hold."""
+    runs: Iterable[tuple[bool, Any]] = groupby(pieces, key=lambda piece: isinstance(piece, bytes))
+    return tuple(
+        chain.from_iterable(
+            ["".join(write(*part) for part in parts) for parts in _parts(list(run))] if is_bytes else run
+            for is_bytes, run in runs
+        )
+    )
+
+
+def _label(character: bytes, places: list[int]) -> str:
+    label, count = character.decode(errors="backslashreplace"), len(character)
+    return label if len(places) == count else f"{label}[{','.join(str(place + 1) for place in places)}/{count}]"
+
+
+def _whole(character: bytes, places: list[int]) -> str:
+    return character.decode(errors="ignore")
+
+
+def _once(character: bytes, places: list[int]) -> str:
+    return character.decode(errors="backslashreplace") if places[0] == 0 else ""
+
+
+def _parts(run: list[bytes]) -> list[list[_Part]]:
     """The characters of consecutive pieces; a character is listed in every piece that holds some of its bytes."""
     owners = [number for number, piece in enumerate(run) for _ in piece]
-    labels, start = [""] * len(run), 0
+    parts: list[list[_Part]] = [[] for _ in run]
+    start = 0
     for character in b"".join(run).decode(errors="surrogateescape"):
         held = character.encode(errors="surrogateescape")
-        label = held.decode(errors="backslashreplace")
         for number, places in groupby(range(len(held)), key=lambda place: owners[start + place]):
-            mine = [str(place + 1) for place in places]
-            labels[number] += label if len(mine) == len(held) else f"{label}[{','.join(mine)}/{len(held)}]"
+            parts[number].append((held, list(places)))
         start += len(held)
-    return labels
+    return parts

@@ -1,50 +1,21 @@
 """Labels of tokens against the text's UTF-8 bytes: for byte-level tokenizers, byte fallback, and neither."""
 
 import re
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import models
 import pytest
 import torch
-import transformers
-from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
-from tokenizers import models as kinds
+from tokenizing import WHOLE, byte_level, sentencepiece
 
-from attnmech.demo.tokenizer import build_tokenizer
 from attnmech.model.inputs.encoder import Encoder
 from attnmech.model.parts.pieces import read_piece, texts_of_pieces
 
-LINES = ["hello world, the keys of 你好 are 你们", "été à Noël مرحبا שלום", "नमस्ते 👩‍👧 e\u0301", "the keys 世界 hello"]
+KEEPING = [name for name in WHOLE if not name.startswith("llama")]
+"""The tokenizers that put no space before a text."""
+
 CHARACTERS = "aZ 7.\n\t\\éßñ你好世界مرحباשלוםनमस्ते\u0301\u0300\u200d👩👧🙂🏽\ufe0f\ufffd\u3000\U0010ffff▁Ġä"
-
-
-def byte_level(size: int) -> Any:
-    """A tokenizer like GPT-2's with 257 tokens, none longer than a byte."""
-    raw = Tokenizer(kinds.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    options: dict[str, Any] = {"initial_alphabet": alphabet, "special_tokens": ["<|end|>"], "show_progress": False}
-    raw.train_from_iterator(LINES, trainers.BpeTrainer(vocab_size=size, **options))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>")
-
-
-def sentencepiece() -> Any:
-    """A tokenizer like Llama's, with a few words, and bytes for everything else."""
-    words = ["▁", "h", "é", "你", "▁h"]
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    return transformers.LlamaTokenizer(vocab={name: number for number, name in enumerate(names)}, merges=[("▁", "h")])
-
-
-TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "bytes": lambda: byte_level(257),
-    "few merges": lambda: byte_level(290),
-    "many merges": lambda: byte_level(400),
-    "byt5": transformers.ByT5Tokenizer,
-    "demo": build_tokenizer,
-}
 
 
 def labels_of(tokenizer: Any, text: str) -> tuple[str, ...]:
@@ -64,9 +35,9 @@ def bytes_claimed(label: str) -> bytes:
     return held
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", KEEPING)
 def test_labels_hold_the_bytes_of_the_text(name: str) -> None:
-    tokenizer, random, parts = TOKENIZERS[name](), Random(0), 0
+    tokenizer, random, parts = WHOLE[name](), Random(0), 0
     for _ in range(200):
         text = "".join(random.choices(CHARACTERS, k=random.randint(1, 12)))
         labels = labels_of(tokenizer, text)
@@ -75,10 +46,10 @@ def test_labels_hold_the_bytes_of_the_text(name: str) -> None:
     assert parts > 20
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", KEEPING)
 def test_joined_labels_read_as_an_ordinary_text(name: str) -> None:
     text = " The  keys, to\nthe 7 cabinets\t(are) here."
-    assert "".join(labels_of(TOKENIZERS[name](), text)) == text
+    assert "".join(labels_of(WHOLE[name](), text)) == text
 
 
 def test_whole_characters_are_shown_whole() -> None:
@@ -113,7 +84,7 @@ def test_bytes_of_no_character_are_shown_as_bytes(pieces: list[str | bytes], lab
 
 
 def test_sentencepieces_fallback_is_read_and_its_words_stay() -> None:
-    assert labels_of(sentencepiece(), "h é世你") == (" h", " ", "é", "世[1/3]", "世[2/3]", "世[3/3]", "你")
+    assert labels_of(sentencepiece("▁h", "é你"), "h é世你") == (" h", " ", "é", "世[1/3]", "世[2/3]", "世[3/3]", "你")
 
 
 def test_slow_sentencepiece_does_not_decode_bytes_but_they_are_read() -> None:
