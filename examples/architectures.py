@@ -2,7 +2,7 @@
 
 `python examples/architectures.py` from a checkout; needs the packages of the tests. With `--census` it makes
 `census.md` instead: every model type of transformers' auto classes, built small and loaded (some minutes). With
-`--calls` it makes `calls.md`, every public call on each family of the README, and the README's table of models.
+`--calls` it makes `calls.md`, every public call on each family of docs/how/models.md, and the table there.
 """
 
 import argparse
@@ -143,7 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="TYPE", help="with --census: only these model types")
     parser.add_argument("--census", action="store_true", help="try every model type of transformers")
-    parser.add_argument("--calls", action="store_true", help="make every public call on every family of the README")
+    parser.add_argument(
+        "--calls", action="store_true", help="make every public call on every family of docs/how/models.md"
+    )
     parser.add_argument("--sizes", choices=("one", "other"), default="one", help="sizes of the census's models")
     parser.add_argument("--seed", type=int, default=0, help="seed of their weights (default %(default)s)")
     chosen = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Writes what `tests/matrix.py` finds: the page of calls by family, and the README's table of models."""
+"""Writes what `tests/matrix.py` finds: the page of calls by family, and the docs' table of models."""
 
 import re
 import sys
@@ -15,13 +15,13 @@ import matrix
 from matrix import Row
 
 PAGE: Final = Path(__file__).with_suffix(".md")
-README: Final = Path(__file__).parents[1] / "README.md"
+MODELS: Final = Path(__file__).parents[1] / "docs" / "how" / "models.md"
 BEGIN: Final = "<!-- made by `python examples/architectures.py --calls` -->"
 END: Final = "<!-- end -->"
 
 ABOUT: Final = """# Calls
 
-Every public call, tried on a small random model of each family that the README names. Made by
+Every public call, tried on a small random model of each family that the docs name. Made by
 `python examples/architectures.py --calls`; `tests/test_matrix.py` makes every call again on some model of each row
 and compares.
 
@@ -32,7 +32,7 @@ A call that is not listed works. In a model with several stacks, calls about one
 """
 
 OWN_SUBJECT: Final = ("by_wavelength", "global_attention")
-"""Calls about a property that most families lack; the README does not list them."""
+"""Calls about a property that most families lack; the table does not list them."""
 
 BEYOND: Final = {
     "decoders": "rotary `q_rot`, `k_rot`; soft caps and sinks; sliding windows; "
@@ -122,11 +122,11 @@ def _calls(cell: str, notes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name + stack, notes[number]
 
 
-# -- the README ------------------------------------------------------------------------------------------------
+# -- the table --------------------------------------------------------------------------------------------------
 
 
-def readme_table(rows: Mapping[str, Row]) -> str:
-    """The README's table of models: a row per group of families, with the calls that are refused."""
+def table(rows: Mapping[str, Row]) -> str:
+    """The table of models: a row per group of families, with the calls that are refused."""
     lines = [
         "| models | for example | beyond the points and terms of all | calls refused | absent, or refused at load |"
     ]
@@ -153,7 +153,7 @@ def _of_group(members: Mapping[str, Mapping[str, object]], rows: Mapping[str, Ro
 
 
 def _summary(row: Row) -> Iterator[str]:
-    """The refused calls as the README lists them, without calls that another stack of the model accepts."""
+    """The refused calls as the table lists them, without calls that another stack of the model accepts."""
     for call in matrix.CALLS:  # these have names without a stack
         if "without a head" in (why := row.refused.get(call, "")):
             yield "without a head: all that needs logits"
@@ -161,15 +161,15 @@ def _summary(row: Row) -> Iterator[str]:
             yield f"`{call}`"
 
 
-def readme(rows: Mapping[str, Row], text: str) -> str:
-    """The README with its table of models replaced."""
+def with_table(rows: Mapping[str, Row], text: str) -> str:
+    """A page with its table of models replaced."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{readme_table(rows)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table(rows)}\n{END}{after}"
 
 
 def write() -> None:
-    """Writes the page and the README's table."""
+    """Writes the page and the docs' table."""
     rows = measured()
     PAGE.write_text(page(rows), encoding="utf-8")
-    README.write_text(readme(rows, README.read_text("utf-8")), encoding="utf-8")
+    MODELS.write_text(with_table(rows, MODELS.read_text("utf-8")), encoding="utf-8")

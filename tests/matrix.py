@@ -62,7 +62,7 @@ def whisper() -> Any:
 
 
 def named(members: str, build: Callable[[str], Callable[[], Any]] = from_tiny) -> dict[str, dict[str, Any]]:
-    """Members built by `tests/tiny.py`, as "name: model types; ...", by the README's name for them."""
+    """Members built by `tests/tiny.py`, as "name: model types; ...", by the name in the table."""
     pairs = (member.strip().split(": ") for member in members.split(";"))
     return {name: {kind: build(kind) for kind in kinds.split()} for name, kinds in pairs}
 
@@ -117,7 +117,7 @@ FAMILIES: Final[dict[str, dict[str, dict[str, Callable[[], Any]]]]] = {
     "sound": seen("wav2vec 2.0: wav2vec2; HuBERT: hubert") | {"UniSpeech": {"unispeech": unispeech}}
     | seen("SEW: sew; AST: ast; Whisper: whisper_encoder"),
 }  # fmt: skip
-"""A small model of each family that the README's table names: by its row, its name there, and its model type."""
+"""A small model of each family that the table in the docs names: by its row, its name there, and its model type."""
 
 
 # -- what calls are made on ------------------------------------------------------------------------------------

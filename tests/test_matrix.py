@@ -1,4 +1,4 @@
-"""Every public call works on every family of the README, or raises an `AttnmechError`, as the README says."""
+"""Every public call works on every family of the docs, or raises an `AttnmechError`, as the docs say."""
 
 from pathlib import Path
 
@@ -29,9 +29,9 @@ def test_every_row_makes_every_call_and_every_model_some() -> None:
         assert set().union(*shares) == set(matrix.CALLS) and all(shares)
 
 
-def test_the_readmes_table_is_that_of_the_page() -> None:
-    text = calls.README.read_text("utf-8")
-    assert calls.readme(calls.stored(), text) == text
+def test_the_table_in_the_docs_is_that_of_the_page() -> None:
+    text = calls.MODELS.read_text("utf-8")
+    assert calls.with_table(calls.stored(), text) == text
 
 
 def test_every_public_function_is_called() -> None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -26,10 +27,16 @@ from matrix import CALLS, Subject, look, models_of_all, stacks_of
 from measure import difference
 from torch import Tensor
 
+import attnmech as am
+
 _OF_ROUNDING: Final = ("residual", "certificate", "tolerance")
 """Fields that hold rounding errors, which differ between any two computations."""
 _RANKS: Final = ("matching", "copying")
 """Fields that rank values that may be equal up to rounding."""
+_OF_LOSS: Final = ("segment_effects", "pruning_advice", "confirm_heads", "compare")
+"""The calls without a `metric` whose results are differences of losses."""
+_ROUNDINGS: Final = 8
+"""The float32 roundings, of the largest logit, that a difference of two metrics may be off by."""
 
 
 def numbers_of(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -77,17 +84,21 @@ def placed(raw: Any, devices: Sequence[str]) -> Any:
     return raw
 
 
-def measured(of: Subject, names: list[str]) -> dict[str, Tensor]:
-    """The numbers of some calls, and of the certificate's verdict."""
+def measured(of: Subject, names: list[str]) -> dict[str, tuple[Tensor, float]]:
+    """The numbers of some calls, each with the rounding of the metrics that it is a difference of."""
     assert of.model.certificate.ok, of.model.certificate.verdict
-    numbers = {}
+    numbers: dict[str, tuple[Tensor, float]] = {}
     for name in names:
+        rounding = 0.0
+        call = name.partition("(")[0]
+        if call in _OF_LOSS or "metric" in signature(getattr(am, call, measured)).parameters:
+            rounding = _ROUNDINGS * torch.finfo(torch.float32).eps * float(of.model.run(of.text).logits.abs().max())
         for stack in stacks_of(of, name):
             of.stack = stack
             result = CALLS[name](of)
             if not isinstance(result, Tensor):  # torch prints a tensor in float64
                 look(result, of.folder)
-            numbers |= dict(numbers_of(result, f"{name} {stack or ''}"))
+            numbers |= {key: (value, rounding) for key, value in numbers_of(result, f"{name} {stack or ''}")}
         assert any(key.startswith(f"{name} ") for key in numbers), name
     return numbers
 
@@ -98,12 +109,17 @@ def compared(kind: str, names: list[str], folder: Path, devices: Sequence[str]) 
     expected = measured(on_cpu(kind, layers, folder), names)
     found = measured(Subject(placed(made(kind, layers), devices), folder), names)
     assert found.keys() == expected.keys()
-    return {key: difference(value, expected[key]) / allowed(key, value) for key, value in found.items()}
+    off = {key: difference(value, expected[key][0]) for key, (value, _) in found.items()}
+    return {key: value / allowed(key, *expected[key]) for key, value in off.items()}
 
 
-def allowed(name: str, value: Tensor) -> float:
-    """The tolerance for a tensor; a single number has no scale but its own, and may be a sum that cancels."""
-    return 1e-3 if name.rpartition(".")[2] in _RANKS else 1e-4 if value.numel() == 1 else 1e-5
+def allowed(name: str, value: Tensor, rounding: float) -> float:
+    """The tolerance for a tensor, relative to its largest value; a single number has no scale but its own, and may be a
+    sum that cancels.
+    """
+    relative = 1e-3 if name.rpartition(".")[2] in _RANKS else 1e-4 if value.numel() == 1 else 1e-5
+    largest = float(value.nan_to_num(0.0, 0.0, 0.0).abs().max()) if value.numel() else 0.0
+    return relative + rounding / max(largest, 1e-9)
 
 
 if __name__ == "__main__":
