@@ -27,6 +27,11 @@ SENSES: Final = {
 }  # fmt: skip
 """The auto classes of images and of sound, whose types the census counts beside those of text."""
 
+MERGED: Final = (
+    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+)
+"""The classes, by type, of models that read images or sound as tokens among those of a text."""
+
 SIGNALS: Final[Mapping[str, Any]] = {
     "image_size": 64, "patch_size": 16, "max_length": 42, "num_mel_bins": 28, "max_source_positions": 22,
     "conv_dim": (20, 28), "conv_kernel": (10, 4), "conv_stride": (5, 3), "num_feat_extract_layers": 2,
@@ -296,6 +301,16 @@ def model_of(kind: str, sizes: Mapping[str, int] = ONE, *, seed: int = 0, dtype:
     """The model of a type with every parameter random."""
     torch.manual_seed(seed)
     return randomised(_made(kind, sizes), dtype=dtype, seed=seed)
+
+
+def merging(kind: str, **placeholders: int) -> Any:
+    """A model of text with images or sound, whose config has these ids of `placeholders`."""
+    torch.manual_seed(0)
+    config = config_of(kind)
+    for name, token in placeholders.items():
+        assert hasattr(config, name), f"{type(config).__name__} has no {name}"
+        setattr(config, name, token)
+    return randomised(getattr(transformers, MERGED[kind])._from_config(config, dtype=torch.float32), seed=0)
 
 
 def _made(kind: str, sizes: Mapping[str, int]) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..model.run.hooked import HookedModel
+from ..model.structure.text_part import text_setting
 
 COUNT: Final = 24
 """The number of texts."""
@@ -89,7 +90,7 @@ def ordinary_tokens(model: HookedModel) -> Int[Tensor, " token"]:
         kind = {"tensors": "the arguments of the module", "pixels": "images"}.get(model.architecture.reads, "sound")
         raise InputError(f"repeated tokens are for models of text; give {kind} as `inputs`.")
     # Some models number positions from the padding token's id (RoBERTa).
-    left_out = {*model.encoder.special, getattr(model.config, "pad_token_id", None)}
+    left_out = {*model.encoder.special, text_setting(model.config, "pad_token_id")}
     return torch.tensor([token for token in range(model.n_vocab) if token not in left_out])
 
 

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,6 +15,7 @@ from ..attention.in_force import InForce
 from ..attention.local_global import GLOBAL_MASK, globals_by_default
 from ..parts.calls import first_tensor
 from ..structure.architecture import Architecture
+from ..structure.text_part import placeholders_of, text_ids, text_modules, text_setting
 from .encoder import Encoder
 
 _TRIED: Final = 3
@@ -75,7 +77,7 @@ def _wire_further(
         return lambda module, args, output: in_force.visit(label, None, output)
 
     labels: list[str] = []
-    for name, module in model.base_model.named_modules():
+    for name, module in text_modules(model.base_model, [plan.blocks for plan in plans]):
         if not isinstance(module, nn.Embedding) or module.weight is weight or name.startswith(blocks):
             continue
         if name.split(".")[-1] != relative and module.embedding_dim in (weight.shape[1], d_model):
@@ -96,10 +98,12 @@ def token_encoder(
     device: torch.device,
     *,
     first_position: Callable[[], int | None],
+    ignores_zeros: Callable[[str], bool],
 ) -> Encoder:
     """The encoder of this model's tokens and of its decoder's targets, with the sizes of its tables.
 
-    `first_position` finds, on demand, the number from which positions are counted.
+    `first_position` finds, on demand, the number from which positions are counted, and `ignores_zeros` whether a model
+    takes zeros as a further input and returns the same.
 
     Raises `InputError` for a tokenizer with more tokens than the model has.
     """
@@ -115,36 +119,62 @@ def token_encoder(
     start = None if decoder is None else _decoder_start(model.config)
     target = None if decoder is None else decoder.position_limit
     chosen = globals_by_default(model) if GLOBAL_MASK in further else None
+    of_text = plans[0].reads == "tokens"
+    taken = tuple(inspect.signature(model.forward).parameters)
     return Encoder(
-        tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position)
-    )
+        tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position),
+        placeholders_of(model.config, tokenizer, taken) if of_text else {}, cache(ignores_zeros),
+    )  # fmt: skip
 
 
 def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[str, int | None]:
     """The model's inputs besides tokens and mask, each with the size of its table (None: any number works)."""
     tables = {"position_ids": position_limit, GLOBAL_MASK: 2}
-    if hasattr(model.config, "type_vocab_size"):
-        tables["token_type_ids"] = model.config.type_vocab_size
+    if (types := text_setting(model.config, "type_vocab_size")) is not None:
+        tables["token_type_ids"] = types
     taken = inspect.signature(model.forward).parameters
     return {name: size for name, size in tables.items() if name in taken}
 
 
 def first_position_of(model: PreTrainedModel) -> int | None:
     """The number from which a model counts positions by default; None if it does not simply count them."""
-    device, padding = token_embedding(model).device, getattr(model.config, "pad_token_id", None)
-    ids = torch.tensor([[token for token in range(_TRIED + 1) if token != padding][:_TRIED]], device=device)
-    counted = torch.arange(_TRIED, device=device)[None]
+    ids, padding = _tried(model), text_setting(model.config, "pad_token_id")
+    counted = torch.arange(_TRIED, device=ids.device)[None]
 
     def stream(**positions: Tensor) -> Tensor:
         with torch.no_grad():
             return first_tensor(model.base_model(input_ids=ids, use_cache=False, return_dict=True, **positions)[0])
 
     expected = stream()
-    # RoBERTa counts from the position after the padding's.
-    for first in (0,) if padding is None else (0, int(padding) + 1):
+    # PaliGemma counts from 1, RoBERTa from the position after the padding's.
+    for first in (0, 1) if padding is None else (0, 1, int(padding) + 1):
         if torch.equal(stream(position_ids=counted + first), expected):
             return first
     return None
+
+
+def ignores_zeros_in(model: PreTrainedModel, name: str) -> bool:
+    """Whether zeros as one more input of a model, with a number for each token, change nothing in what it returns."""
+    if not (name.endswith("token_type_ids") or name in inspect.signature(model.forward).parameters):
+        return False
+    ids = _tried(model)
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+
+    def output(**further: Tensor) -> Tensor:
+        with torch.no_grad():
+            return first_tensor(model(**inputs, use_cache=False, return_dict=True, **further)[0])
+
+    try:
+        return torch.equal(output(**{name: torch.zeros_like(ids)}), output())
+    except Exception:  # models raise many kinds of errors for inputs that they do not take
+        return False
+
+
+def _tried(model: PreTrainedModel) -> Int[Tensor, "1 position"]:
+    """A short text without padding."""
+    embedding, padding = token_embedding(model), text_setting(model.config, "pad_token_id")
+    known = text_ids(len(embedding), placeholders_of(model.config, None))[: _TRIED + 1].tolist()
+    return torch.tensor([[token for token in known if token != padding][:_TRIED]], device=embedding.device)
 
 
 def _decoder_start(config: Any) -> int:

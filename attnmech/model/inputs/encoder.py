@@ -5,10 +5,12 @@ from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -18,6 +20,7 @@ from ...batch import Batch
 from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
 from ..parts.pieces import piece_of_text, read_piece, texts_of_pieces
+from ..structure.text_part import sense_of
 from .processors import Picture, Recording
 
 Ids: TypeAlias = Tensor | np.ndarray
@@ -64,6 +67,8 @@ class Encoder:
         global_tokens: Callable[[Batch], Tensor] | None = None,
         target_limit: int | None = None,
         first_position: Callable[[], int | None] = lambda: None,
+        placeholders: Mapping[int, str] = MappingProxyType({}),
+        ignores_zeros: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -79,7 +84,11 @@ class Encoder:
         """The number of positions of the decoder's texts."""
         self._first_position = first_position
         """The number from which the model counts positions by default; None if it does not simply count them."""
-        self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self.placeholders = placeholders
+        """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
+        self._ignores_zeros = ignores_zeros
+        """Whether zeros as a further input of the model, by its name, change nothing."""
+        self.special = frozenset(getattr(tokenizer, "all_special_ids", ())) | frozenset(placeholders)
         self._known_pieces: dict[int, tuple[str | bytes, str | bytes]] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding during a call.
         self._tokenizing = Lock()
@@ -109,8 +118,10 @@ class Encoder:
         if is_list_of(entries, Ids):
             return self.padded([row for number, ids in enumerate(entries) for row in _rows(number, ids)])
         if is_chat(entries) or (isinstance(entries, Sequence) and entries and all(is_chat(chat) for chat in entries)):
-            texts = self._rendered([entries] if is_chat(entries) else list(entries))
-            return self.padded(self.tokenize(texts, bos, add_special=False))
+            chats = [entries] if is_chat(entries) else list(entries)
+            batch = self.padded(self.tokenize(self._rendered(chats), bos, add_special=False))
+            _require_text_alone(chats)
+            return batch
         mixed = isinstance(entries, Sequence) and any(isinstance(entry, str | Ids) for entry in entries)
         got = "a list of " + " and ".join(sorted({type(entry).__name__ for entry in entries})) if mixed else None
         raise InputError(
@@ -155,7 +166,7 @@ class Encoder:
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
         """Each token as text, decoded by itself."""
-        return tuple(self.encode(torch.tensor([token])).tokens[0][0] for token in ids)
+        return tuple(self.token_texts([token])[0] for token in ids)
 
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
         """The label of each token, with its own spaces; the id's digits if there is no tokenizer.
@@ -188,6 +199,7 @@ class Encoder:
         try:
             texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=False)
         except Exception as error:  # a template is a program, and may raise anything
+            _require_text_alone(chats)
             raise InputError(
                 f"the tokenizer's chat template does not take these messages: {first_line(error)}."
             ) from error
@@ -275,24 +287,41 @@ class Encoder:
         return row if row[:1] and row[0] in bos else [bos[0], *row]
 
     def _mapping(self, inputs: Mapping[str, Any]) -> Batch:
-        rest = dict(inputs)
+        rest = {name: value for name, value in inputs.items() if value is not None}
         ids = rest.pop("input_ids", None)
         if ids is None:
             raise InputError(_without_ids(inputs))
         mask = rest.pop("attention_mask", None)
         target = self._given_target(rest)
-        unknown = sorted(map(str, set(rest) - set(self.further)))
+        ids = _tensor("input_ids", ids)
+        further = {name: value for name, value in rest.items() if name in self.further}
+        unknown = sorted(
+            str(name) for name in rest.keys() - further.keys() if not self._is_unused(name, rest[name], ids)
+        )
+        other = [name for name in unknown if sense_of(name) and not name.endswith("token_type_ids")]
+        if other:
+            raise InputError(
+                f"attnmech reads only the text of this model; got {', '.join(other)} as well. Leave out what is not "
+                "text, and its placeholders among the tokens."
+            )
         if unknown:
             decoder = () if self.decoder_start is None else ("decoder_input_ids", "decoder_attention_mask")
             accepted = ("input_ids", "attention_mask", *decoder, *self.further)
             raise InputError(f"this model accepts the inputs {', '.join(accepted)}; got {', '.join(unknown)} as well.")
-        ids = _tensor("input_ids", ids)
-        extra = {name: self._checked(name, x, ids) for name, x in rest.items()}
+        extra = {name: self._checked(name, x, ids) for name, x in further.items()}
         batch = self._ids(ids, mask, extra, target)
         # Inputs equal to the model's defaults are left out, so that they do not change a text's digest.
         return replace(
             batch, extra={name: x for name, x in batch.extra.items() if not self._is_default(name, x, batch)}
         )
+
+    def _is_unused(self, name: str, value: Any, ids: Tensor) -> bool:
+        """Whether a further input is a zero for each token that changes nothing, as tokenizers return them."""
+        try:
+            numbers = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            return False
+        return numbers.shape == ids.shape and not bool(numbers.any()) and self._ignores_zeros(name)
 
     def _is_default(self, name: str, value: Tensor, batch: Batch) -> bool:
         """Whether leaving this input out gives the same results at real tokens."""
@@ -380,11 +409,27 @@ class Encoder:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
+<<<<<<< HEAD
         bos = self._starts_with(self._bos_ids, ids, mask) if self._bos_ids else None
+=======
+        self._require_text(ids[mask])
+        bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
         pieces = tuple(tuple("" if self.tokenizer is None else self._read(x)[1] for x in row) for row in ids.tolist())
         ids, mask = ids.to(self.device), mask.to(self.device)
         return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts, pieces=pieces)
+
+    def _require_text(self, ids: Int[Tensor, " token"]) -> None:
+        """Raises `InputError` for tokens that stand for something besides text."""
+        if not self.placeholders:
+            return
+        held = ids[torch.isin(ids, torch.tensor(list(self.placeholders)))].tolist()
+        if held:
+            text = "" if self.tokenizer is None else f"{self.token_texts(held[:1])[0]!r}, "
+            raise InputError(
+                f"the text holds {text}token {held[0]}, which stands for {self.placeholders[held[0]]}; attnmech reads "
+                "only the text of this model. Leave it out."
+            )
 
     @staticmethod
     def _starts_with(tokens: list[int], ids: Tensor, mask: Tensor) -> bool:
@@ -417,6 +462,19 @@ def is_list_of(inputs: Any, kind: Any) -> bool:
 def is_chat(inputs: Any) -> bool:
     """Whether inputs are the messages of one chat: a list of mappings that name roles."""
     return is_list_of(inputs, Mapping) and len(inputs) > 0 and all("role" in message for message in inputs)
+
+
+def _require_text_alone(chats: Sequence[Chat]) -> None:
+    """Raises `InputError` for a message that holds a picture, a film or a sound."""
+    for number, message in ((number, message) for chat in chats for number, message in enumerate(chat)):
+        content = message.get("content")
+        for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
+            kind = str(part.get("type", next(iter(part), ""))) if isinstance(part, Mapping) else "text"
+            if (sense := sense_of(kind)) is not None:
+                raise InputError(
+                    f"message {number} of the chat holds {sense} (a part of the type {kind!r}); attnmech reads only "
+                    "text. Leave it out."
+                )
 
 
 def _without_ids(inputs: Mapping[str, Any]) -> str:

@@ -40,13 +40,18 @@ class MaskRule:
     ndim = 0
     """Models that would inspect a mask tensor (Falcon) see that this is not one."""
 
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the mask tensor that the rule replaces; some models check it."""
+        return torch.Size((self.batch, 1, self.queries, self.keys))
+
     def to(self, *_: Any) -> "MaskRule":
         """The rule itself: it has no dtype (MPT calls this method)."""
         return self
 
     def size(self) -> torch.Size:
-        """The shape of the mask tensor that the rule replaces; some models check it."""
-        return torch.Size((self.batch, 1, self.queries, self.keys))
+        """The same as `shape`."""
+        return self.shape
 
     def __radd__(self, other: Any) -> Any:
         """Adds the rule to postponed scores (`attnmech.model.attention.postponed`), which then have this mask.
@@ -142,11 +147,16 @@ def mask_rule(
     kv_offset: int = 0,
     *,
     mask_function: Callable[..., Tensor],
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | MaskRule | None = None,
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> MaskRule:
-    """transformers calls this function instead of building a mask; the arguments are transformers'."""
+    """transformers calls this function instead of building a mask; the arguments are transformers'.
+
+    A model inside another may receive the rule that the other has made (PaliGemma), and keeps it.
+    """
+    if isinstance(attention_mask, MaskRule):
+        return attention_mask
     padding = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
     return MaskRule(
         batch_size,

@@ -343,7 +343,7 @@ class _Statements(EditChecks):
             return Check("causal", statement, (), None, detail="the probe has one token")
         # Comparing the stream is enough if logits depend only on a token's own stream, which another check proves.
         look = self.last_stream if why_not_linear(self.model) is None else self.by_token
-        changed = self.passes.encoded(each_token_changed(self.beginning, self.model.n_vocab))
+        changed = self.passes.encoded(each_token_changed(self.model, self.beginning))
         copies = len(self.written(changed).ids) - 1
         seen = look(changed)
         before, after = seen[-1:].expand(copies, -1, -1), seen[:-1]
@@ -354,7 +354,7 @@ class _Statements(EditChecks):
         if not check.passed or len(self.passes.runs) < 2:
             return check
         long = self.passes.runs[-1].batch
-        other, half = end_changed(long, self.model.n_vocab)
+        other, half = end_changed(self.model, long)
         before, after = self.passes.runs[-1].values[self.model.last_stream], self.last_stream(other)
         further = self.compare(
             "causal", statement, points, before[:, :half], after[:, :half], real=self.written(long).mask[:, :half]

@@ -67,14 +67,14 @@ def _normed(value: Tensor, norm: FrozenNorm | None) -> Tensor:
 
 
 def rotary_closed_form(probe: Probe) -> Check | Statement:
-    """The rotary tables are cosine and sine of position · θ^(−2i/d)."""
+    """The rotary tables are cosine and sine of position · θ^(−2i/d); positions count from 0 or 1."""
     statement = "rotary tables = cos, sin of position · θ^(−2i/d)"
     rotary = probe.plan.rotary
     assert rotary is not None
     if not probe.model.reads_tokens:
         return Check("rotary tables", statement, (), None, detail="angles of rows and columns, not of one position")
     length = probe.passes.batches[-1].ids.shape[1]
-    positions = torch.arange(length, device=float64_device(probe.model.device))
+    positions = torch.arange(length + 1, device=float64_device(probe.model.device))
     parameters = dict(getattr(probe.model.config.get_text_config(), "rope_parameters", None) or {})
     if rotary.theta is not None:
         parameters["rope_theta"] = rotary.theta
@@ -93,10 +93,12 @@ def rotary_closed_form(probe: Probe) -> Check | Statement:
         if layer in probe.plan.unrotated:
             return
         assert tables is not None
+        cosine, length = rotary.spread(expected[0]), tables[0].shape[1]
+        from_zero, from_one = ((as_float64(tables[0][-1, 0]) - cosine[first]).abs().amax() for first in (0, 1))
+        places = slice(1, length + 1) if from_one < from_zero else slice(length)
         for table, by_position in zip(tables, expected, strict=True):
-            length = table.shape[1]
-            closed = rotary.spread(by_position)[:length]
-            allowed = probe.tables * closed.abs().amax() + slack * angles[:length]
+            closed = rotary.spread(by_position)[places]
+            allowed = probe.tables * closed.abs().amax() + slack * angles[places]
             everywhere = torch.ones_like(closed, dtype=torch.bool)
             yield probe.compared(run, layer, as_float64(table[-1]), closed, allowed, everywhere)
 

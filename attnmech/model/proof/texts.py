@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from ...batch import Batch
@@ -13,6 +14,7 @@ from ..inputs.own_inputs import OwnEncoder
 from ..inputs.sounds import SoundEncoder
 from ..inputs.transcripts import TranscriptEncoder
 from ..run.hooked import HookedModel
+from ..structure.text_part import text_ids, text_setting
 
 _LENGTH: Final = 24
 LONG: Final = 104
@@ -40,9 +42,7 @@ def probe_batch(model: HookedModel) -> Batch:
     ids, mask = _last_padded(model, length, generator)
     inputs = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
     if "decoder" in model.stacks:
-        inputs["decoder_input_ids"] = torch.randint(
-            0, model.n_vocab, (2, _of_target(model, length)), generator=generator
-        )
+        inputs["decoder_input_ids"] = _random_ids(model, (2, _of_target(model, length)), generator)
     return model.encode(inputs)
 
 
@@ -76,11 +76,11 @@ def padded_batch(model: HookedModel, length: int) -> Batch | None:
     if not model.writes_tokens or length < 1:
         return None
     generator = torch.Generator().manual_seed(SEED + 2)
-    pad = getattr(model.config, "pad_token_id", None)
-    fillings = [token for token in range(min(3, model.n_vocab)) if token != pad][:2]
+    pad = text_setting(model.config, "pad_token_id")
+    fillings = [token for token in _text_ids(model)[:3].tolist() if token != pad][:2]
 
     def filled() -> tuple[Tensor, Tensor]:
-        text = torch.randint(0, model.n_vocab, (length,), generator=generator)
+        text = _random_ids(model, (length,), generator)
         rows = [(torch.full((_FILLED,), token), text) for token in (fillings[0], fillings[-1])]
         ids = torch.stack(
             [*(torch.cat((pad, text)) for pad, text in rows), *(torch.cat((text, pad)) for pad, text in rows)]
@@ -105,7 +105,7 @@ def padded_batch(model: HookedModel, length: int) -> Batch | None:
 def text_of(model: HookedModel, length: int) -> Batch:
     """One text of random tokens."""
     generator = torch.Generator().manual_seed(SEED + 3)
-    return model.encode(torch.randint(0, model.n_vocab, (1, length), generator=generator))
+    return model.encode(_random_ids(model, (1, length), generator))
 
 
 def beginning_of(batch: Batch, number: int, length: int) -> Batch:
@@ -115,7 +115,7 @@ def beginning_of(batch: Batch, number: int, length: int) -> Batch:
     return replace(text if text.texts_of is None else text.beginning(length), target=target)
 
 
-def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
+def each_token_changed(model: HookedModel, batch: Batch) -> Batch:
     """Copies of one text: the n-th has another token at place n + 1, the last is unchanged.
 
     In an encoder-decoder, the decoder's tokens are changed.
@@ -125,30 +125,41 @@ def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
     made = batch.texts(torch.zeros(copies + 1, dtype=torch.long))
     places = torch.arange(copies, device=batch.ids.device)
     ids = written.ids.repeat(copies + 1, 1)
-    ids[places, places + 1] = other_ids(ids[places, places + 1], n_vocab)
+    ids[places, places + 1] = _other_ids(model, ids[places, places + 1])
     return replace(made, ids=ids) if made.target is None else replace(made, target=replace(made.target, ids=ids))
 
 
-def end_changed(batch: Batch, n_vocab: int) -> tuple[Batch, int]:
+def end_changed(model: HookedModel, batch: Batch) -> tuple[Batch, int]:
     """The batch with other tokens in its second half (of the decoder's text, if there is one), and where that half
     begins.
     """
     written = batch if batch.target is None else batch.target
     half = written.ids.shape[1] // 2
     ids = written.ids.clone()
-    ids[:, half:] = other_ids(ids[:, half:], n_vocab)
+    ids[:, half:] = _other_ids(model, ids[:, half:])
     changed = replace(written, ids=ids)
     return (changed if batch.target is None else replace(batch, target=changed)), half
 
 
-def other_ids(ids: Tensor, n_vocab: int) -> Tensor:
+def _text_ids(model: HookedModel) -> Int[Tensor, " token"]:
+    """The ids of the model's vocabulary, without those that stand for pictures or sounds."""
+    return text_ids(model.n_vocab, getattr(model.encoder, "placeholders", ()))
+
+
+def _random_ids(model: HookedModel, shape: tuple[int, ...], generator: torch.Generator) -> Int[Tensor, "..."]:
+    known = _text_ids(model)
+    return known[torch.randint(0, len(known), shape, generator=generator)]
+
+
+def _other_ids(model: HookedModel, ids: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """Each token replaced by another."""
-    return (ids + max(1, n_vocab // 2)) % n_vocab
+    known = _text_ids(model).to(ids.device)
+    return known[(torch.searchsorted(known, ids) + max(1, len(known) // 2)) % len(known)]
 
 
 def _last_padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Two texts of random tokens with their mask, the second padded on the right."""
-    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
+    ids = _random_ids(model, (2, length), generator)
     mask = torch.ones_like(ids)
     # Only one token of padding: in a sliding window, rows of padding that see no key are NaN in transformers'
     # float64.
@@ -158,7 +169,7 @@ def _last_padded(model: HookedModel, length: int, generator: torch.Generator) ->
 
 def _padded(model: HookedModel, texts: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Texts of random tokens with their mask, padded on both sides, each with one token more on the left."""
-    ids = torch.randint(0, model.n_vocab, (texts, length), generator=generator)
+    ids = _random_ids(model, (texts, length), generator)
     mask = torch.ones_like(ids)
     for text in range(texts):
         mask[text, : _PADDING + text] = mask[text, length - _PADDING + text :] = 0

@@ -18,6 +18,7 @@ from ...points import PointKey, PointName, parse, split_stack
 from ..attention.local_global import GLOBAL_MASK
 from ..inputs.encoders import AnyEncoder
 from ..inputs.transcripts import TranscriptEncoder
+from ..structure.text_part import text_setting
 
 OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")
 """The sampling options of generation by attnmech's passes, besides the generator."""
@@ -189,6 +190,6 @@ def _without_logits(acts: Activations) -> Activations:
 def ends_of(tokenizer: Any, config: Any) -> frozenset[int]:
     """The ids that end a text, according to the tokenizer and the config."""
     ends: set[int] = set()
-    for ids in (getattr(tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+    for ids in (getattr(tokenizer, "eos_token_id", None), text_setting(config, "eos_token_id")):
         ends.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
     return frozenset(ends)

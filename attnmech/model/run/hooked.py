@@ -25,7 +25,7 @@ from ...points import PointName
 from ...results.provenance import Provenance
 from ..attention.applied import Applied
 from ..attention.in_force import Hook, Pass
-from ..inputs.embeddings import first_position_of, token_encoder
+from ..inputs.embeddings import first_position_of, ignores_zeros_in, token_encoder
 from ..inputs.encoder import Encoder, Inputs
 from ..inputs.encoders import encoder_of
 from ..inputs.images import PatchGrid
@@ -93,8 +93,10 @@ class HookedModel(WiredModel):
         text: Encoder | None = None
         if self.embeds_tokens:
             text = token_encoder(
-                self._model, plans, tokenizer, bos, self.device, first_position=lambda: first_position_of(this.plain)
-            )
+                self._model, plans, tokenizer, bos, self.device,
+                first_position=lambda: first_position_of(this.plain),
+                ignores_zeros=lambda name: ignores_zeros_in(this.plain, name),
+            )  # fmt: skip
         self.n_vocab = 0 if text is None else text.n_vocab
         first = next(iter(self.stacks.values()))
         weight = first.weights(first.layers[0]).W_Q

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import InputError
+from ..structure.text_part import text_setting
 
 GROUPS: Final = 7
 """The ordinary tokens of a text form this many groups of nearly equal size, each with about 15 % of the tokens."""
@@ -75,7 +76,7 @@ def mask_id_of(tokenizer: Any, config: Any, name: str) -> int:
 
 def known_mask_id(tokenizer: Any, config: Any) -> int | None:
     """The id of the mask token, from the tokenizer or else from the config."""
-    ids = (getattr(owner, "mask_token_id", None) for owner in (tokenizer, config))
+    ids = (getattr(tokenizer, "mask_token_id", None), text_setting(config, "mask_token_id"))
     return next((int(mask_id) for mask_id in ids if mask_id is not None), None)
 
 

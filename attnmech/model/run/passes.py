@@ -47,9 +47,11 @@ class CheckedPasses:
         stacks: Mapping[str, Stack],
         in_force: InForce,
         device: torch.device,
+        weight: Callable[[], Tensor],
         refused: Callable[[], Mapping[str, str]],
     ) -> None:
-        self._model, self._stacks, self._in_force, self._refused = model, stacks, in_force, refused
+        self._model, self._stacks, self._in_force = model, stacks, in_force
+        self._weight, self._refused = weight, refused
         packed = next(packed_projections(model), None) is not None
         self._directions = Directions(next(iter(stacks.values())).d_model, device, packed=packed)
         self._columns = [stack.column for stack in stacks.values()]
@@ -81,10 +83,9 @@ class CheckedPasses:
 
         Raises `InputError` inside `torch.autocast`.
         """
-        require_own_settings(next(self._model.parameters()).device)
+        require_own_settings(self._weight().device)
         if self._in_force.checks:
-            dtype = next(self._model.parameters()).dtype
-            wanted.balance = Balance(self._directions, self._columns, dtype, self._refused())
+            wanted.balance = Balance(self._directions, self._columns, self._weight().dtype, self._refused())
         with self._in_force.recording(wanted):
             yield
         balance = wanted.balance

@@ -58,7 +58,9 @@ class WiredModel:
         self.d_model, self.d_head = first.d_model, first.d_head
         self.device = first.weights(first.layers[0]).W_Q.device
         this = weakref.proxy(self)
-        self._passes = CheckedPasses(self._model, self.stacks, self.in_force, self.device, lambda: this.refused)
+        self._passes = CheckedPasses(
+            self._model, self.stacks, self.in_force, self.device, lambda: this._weight, lambda: this.refused
+        )
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=has_head(self._model))
         self.further_embeddings: tuple[str, ...] = ()
         """Labels of the embeddings besides the tokens' ("position embedding"), which a pass can capture although they
@@ -110,7 +112,12 @@ class WiredModel:
     @property
     def dtype(self) -> torch.dtype:
         """The current precision of the weights."""
-        return next(self._model.parameters()).dtype
+        return self._weight.dtype
+
+    @property
+    def _weight(self) -> Tensor:
+        """A weight of what its passes run; a model's first one may belong to a part that reads pictures."""
+        return token_embedding(self._model) if self.embeds_tokens else next(self._model.parameters())
 
     @property
     def refused(self) -> dict[str, str]:

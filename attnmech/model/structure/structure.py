@@ -3,6 +3,7 @@
 The architecture found here is a proposal, which the certificate then proves on every layer, from the weights.
 """
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from .copies import cannot_run, copy_of, use_attention
 from .factors import Factors
 from .no_stream import NO_STREAM
 from .signals import Signal, signal_config, signal_of
+from .text_part import placeholders_of, text_ids, text_modules
 from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass, traced_attention
 
 TEXTS: Final = 8
@@ -46,14 +48,25 @@ def read_structure(model: PreTrainedModel) -> Architecture:
 
     Raises `UnreadableError`, which says what was found and what is missing.
     """
-    return Reader(model, signal_of(model)).architecture()
+    signal = signal_of(model)
+    try:
+        return Reader(model, signal).architecture()
+    except UnreadableError:
+        if signal is not None or "position_ids" not in inspect.signature(model.forward).parameters:
+            raise
+        # A rotation is the identity at position 0; some models count from 1 (PaliGemma).
+        with suppress(UnreadableError):
+            return Reader(model, None, from_zero=True).architecture()
+        raise
 
 
 class Reader:
     """Reads a model with one stack; `encoder_decoder.py` reads one with three."""
 
-    def __init__(self, original: PreTrainedModel, signal: Signal | None) -> None:
+    def __init__(self, original: PreTrainedModel, signal: Signal | None, *, from_zero: bool = False) -> None:
         self._signal = signal
+        self._from_zero = from_zero
+        """Whether positions are given, from 0, instead of counted by the model."""
         config = original.config.get_text_config() if self._signal is None else original.config
         if any(getattr(settings, "clip_qkv", None) for settings in (config, getattr(config, "attn_config", None))):
             raise UnreadableError("it clips its queries, keys and values (clip_qkv), which are then not a sum of terms")
@@ -162,15 +175,17 @@ class Reader:
         if self._signal is not None:
             return torch.zeros(0, 0, dtype=torch.long)
         generator = torch.Generator().manual_seed(SEED)
-        vocabulary = len(self._rows)
-        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (TEXTS, length), generator=generator)
-        return ids.to(self._rows.device)
+        known = text_ids(len(self._rows), placeholders_of(self._original.config, None))
+        drawn = torch.randint(min(10, len(known) - 1), len(known), (TEXTS, length), generator=generator)
+        return known[drawn].to(self._rows.device)
 
     def _inputs(self) -> dict[str, Any]:
         """The inputs of the model."""
         if self._signal is not None:
             return {**self._signal.noise(TEXTS, SEED, self._rows)}
-        return {"input_ids": self._ids, "use_cache": False}
+        counted = torch.arange(self._ids.shape[1], device=self._ids.device)[None]
+        positions = {"position_ids": counted} if self._from_zero else {}
+        return {"input_ids": self._ids, "use_cache": False, **positions}
 
     def _require_that_it_runs(self) -> None:
         """Raises `WeightsError` if transformers itself cannot run the model, whatever its attention."""
@@ -348,7 +363,8 @@ class Reader:
 
     def _position_tables(self, list_path: str) -> Iterator[nn.Embedding]:
         beside = f"{list_path.rpartition('.')[0]}."
-        for path, module in sorted(self._base.named_modules(), key=lambda named: not named[0].startswith(beside)):
+        modules = text_modules(self._base, [list_path])
+        for path, module in sorted(modules, key=lambda named: not named[0].startswith(beside)):
             a_table = isinstance(module, nn.Embedding) and module.weight is not self._rows
             if a_table and "pos" in path.lower() and not path.startswith(f"{list_path}."):
                 assert isinstance(module, nn.Embedding)

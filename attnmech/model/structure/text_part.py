@@ -1,0 +1,91 @@
+"""Finds the part of a model that reads text, and what stands for a picture, a film or a sound in its texts."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+_SENSES: Final[Mapping[str, str]] = {
+    "a video": r"video",
+    "an image": r"image|(?<![a-z])img|vision|visual|pixel|picture|(?<![a-z])media(?![a-z])|(?<![a-z])[be]oi(?![a-z])",
+    "a sound": r"audio|sound|speech|input_features|input_values|(?<![a-z])[be]oa(?![a-z])",
+}
+"""What the names of tokens, inputs and parts of a message say that they stand for."""
+
+_ID: Final = re.compile(r"token_(id|index)s?$")
+
+
+def sense_of(name: str) -> str | None:
+    """What a name stands for besides text: "an image", "a video" or "a sound"; None for any other name."""
+    return next((sense for sense, words in _SENSES.items() if re.search(words, name.lower())), None)
+
+
+def placeholders_of(config: PreTrainedConfig, tokenizer: Any, inputs: Sequence[str] = ()) -> dict[int, str]:
+    """The ids that stand for pictures, films or sounds in a model's texts, each with what it stands for.
+
+    They are named by the config, by those of its parts, and by the tokenizer (`image_token`). If one of the model's
+    `inputs` is not text, special tokens that name a picture or a sound ("<|image|>") are placeholders as well.
+    """
+    senses: dict[int, str] = {}
+    for name, ids in _settings(config):
+        sense = sense_of(name) if _ID.search(name) else None
+        for token in ids if isinstance(ids, list | tuple) else [ids]:
+            if sense is not None and isinstance(token, int):
+                senses.setdefault(token, sense)
+    if tokenizer is None:
+        return senses
+    named = {name: str(text) for name, text in getattr(tokenizer, "special_tokens_map", {}).items()}
+    if senses or any(map(sense_of, inputs)):
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        named |= {token.content: token.content for token in added if token.special}
+    texts = {text: sense for name, text in named.items() if (sense := sense_of(name)) is not None}
+    for text, token in zip(texts, tokenizer.convert_tokens_to_ids(list(texts)), strict=True):
+        if token is not None and token != tokenizer.unk_token_id:
+            senses.setdefault(token, texts[text])
+    return senses
+
+
+def text_ids(vocabulary: int, placeholders: Collection[int]) -> Int[Tensor, " token"]:
+    """The ids of a vocabulary without its placeholders, in order."""
+    ids = torch.arange(vocabulary)
+    return ids[~torch.isin(ids, torch.tensor(sorted(placeholders), dtype=torch.long))]
+
+
+def _settings(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
+    """The names and values of a config and of the configs inside it."""
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            yield from _settings(value)
+        else:
+            yield name, value
+
+
+def text_setting(config: PreTrainedConfig, name: str) -> Any:
+    """A setting of a model's text (`pad_token_id`), from its config or from that of its text part; None without it."""
+    value = getattr(config, name, None)
+    return getattr(config.get_text_config(), name, None) if value is None else value
+
+
+def text_modules(base: Any, blocks: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a model's text part, with their paths: those around `blocks`, the lists of its stacks.
+
+    A model inside the model that holds none of these lists reads pictures or sounds. A model that holds a list and the
+    token embedding reads the text alone, and what is outside it does not.
+    """
+    embedding = getattr(base.get_input_embeddings(), "weight", None)
+    models = [(path, part) for path, part in base.named_modules() if isinstance(part, PreTrainedModel)]
+    embedding_too = [path for path, part in models if any(weight is embedding for weight in part.parameters())]
+    towers = [path for path, _ in models if not any(_is_in(block, path) for block in blocks)]
+    whole = [max((path for path in embedding_too if _is_in(block, path)), key=len, default="") for block in blocks]
+    for path, part in base.named_modules():
+        inside = any(_is_in(path, model) for model in whole)
+        if inside and not any(_is_in(path, tower) for tower in towers):
+            yield path, part
+
+
+def _is_in(path: str, above: str) -> bool:
+    return not above or f"{path}.".startswith(f"{above}.")
