@@ -409,11 +409,8 @@ class Encoder:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
-<<<<<<< HEAD
-        bos = self._starts_with(self._bos_ids, ids, mask) if self._bos_ids else None
-=======
         self._require_text(ids[mask])
-        bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
+        bos = self._starts_with(self._bos_ids, ids, mask) if self._bos_ids else None
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
         pieces = tuple(tuple("" if self.tokenizer is None else self._read(x)[1] for x in row) for row in ids.tolist())
         ids, mask = ids.to(self.device), mask.to(self.device)
