@@ -182,9 +182,8 @@ def token_log_probs(
     }
     reading = (
         "The redder a token, the more probable the model considered it; white tokens have a probability below e⁻⁵ = "
-        "0.7 %. Hover over a token for its probability, its rank (0 is the most probable) and the {top} most probable "
-        "tokens at its "
-        "position."
+        f"0.7 %. Hover over a token for its probability, its rank (0 is the most probable) and the {top} most probable "
+        "tokens at its position."
     )
     least = int(own.argmin())
     finding = (

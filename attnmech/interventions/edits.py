@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..basics.arguments import finite_number, option
+from ..basics.arguments import finite_number, option, shown
 from ..batch import Batch
 from ..errors import InputError
 from ..results.codec import packed
@@ -419,7 +419,7 @@ def _checked_centre(centre: Any) -> MeanQK | None:
     if centre is not None and not isinstance(centre, MeanQK):
         raise InputError(
             "`centre` must be fixed means, am.mean_qk(model, corpus); with means of the text itself, later tokens "
-            "would affect earlier ones. Got {shown(centre)}."
+            f"would affect earlier ones. Got {shown(centre)}."
         )
     return centre
 
