@@ -26,11 +26,16 @@ class RunOptions(CommonOptions, total=False):
     """"local", or `am.Ray(...)`: worker processes on this machine or a cluster, with the same result."""
 
 
-class StreamOptions(RunOptions, total=False):
-    """The options of a pass over a corpus, as in `am.stream`."""
+class CorpusOptions(RunOptions, total=False):
+    """The options of a pass over a whole corpus."""
 
     truncate: bool
     """Whether documents that are too long for the model are cut, and counted, rather than refused."""
+
+
+class StreamOptions(CorpusOptions, total=False):
+    """The options of a pass over a corpus or one shard of it, as in `am.stream`, whose results have `merged`."""
+
     shard: tuple[int, int]
     """(k, n) takes every n-th document from the k-th on."""
 

@@ -153,6 +153,13 @@ def test_an_argument_has_one_type_everywhere() -> None:
     assert {name for name, kinds in types.items() if len(kinds) > 1} == DIFFER.keys()
 
 
+def test_shards_are_taken_exactly_where_results_can_be_merged() -> None:
+    results = {name: str(SIGNATURES[name]).rpartition(" -> ")[2] for name in FUNCTIONS.keys() - {"stream"}}
+    mergeable = {name for name, kind in results.items() if hasattr(getattr(am.results, kind, None), "merged")}
+    assert len(mergeable) > 8
+    assert mergeable == {name for name in results if "shard" in names_of(FUNCTIONS[name])}
+
+
 ORDER: Final = (
     "model", "inputs", "heads", "method", "metric", "layers", "reference", "centre", "answers", "against", "later",
     "stack", "rows", "seed", "bos", "memory", "truncate", "shard", "journal", "engine", "progress",

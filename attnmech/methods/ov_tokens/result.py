@@ -30,7 +30,7 @@ from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.answers import answer_ids
 from ...runs.layers import count_layers
-from ...runs.options import StreamOptions
+from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .circuits import Circuits
@@ -55,7 +55,7 @@ def ov_tokens(
     k: int = 10,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    **options: Unpack[StreamOptions],
+    **options: Unpack[CorpusOptions],
 ) -> "OVTokens":
     """Lists what every head writes when it reads a token: the logits that its OV circuit raises and lowers most.
 
@@ -93,7 +93,7 @@ def ov_tokens(
         k: the number of pairs of each kind that are kept for a head, with different tokens read.
         layers: all by default.
         stack: "decoder" in an encoder-decoder.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `truncate`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         For every head, the pairs (token read, token raised) and (token read, token lowered) with the highest and lowest

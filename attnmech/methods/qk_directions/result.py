@@ -30,7 +30,7 @@ from ...results.mean_qk import MeanQK
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.layers import count_layers
-from ...runs.options import StreamOptions
+from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .figures import directions_chart
@@ -55,7 +55,7 @@ def qk_directions(
     layers: Iterable[int] | None = None,
     centre: Centre | None = "mean",
     first_key: bool = True,
-    **options: Unpack[StreamOptions],
+    **options: Unpack[CorpusOptions],
 ) -> "QKDirections":
     """Splits the query-key term of every head into the singular directions of W_Q W_Kᵀ, and says how much each carries.
 
@@ -85,7 +85,7 @@ def qk_directions(
         layers: all by default.
         centre: where queries and keys are split, as in `am.variance_shares`.
         first_key: whether the first token of a text counts as a key.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `truncate`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         The shares of all directions, with intervals over texts that hold for all heads and directions together, and

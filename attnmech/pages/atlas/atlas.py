@@ -31,7 +31,7 @@ from ...runs.corpus import batches
 from ...runs.effects import HeadEffects
 from ...runs.journal import kept
 from ...runs.mean_qk import MeanQKReducer
-from ...runs.options import StreamOptions
+from ...runs.options import CorpusOptions
 from ...runs.reducer import Reducer
 from ...runs.stream import stream
 from ..limits import MAX_TOKENS
@@ -50,7 +50,7 @@ def atlas(
     k: int = 10,
     ablate: int = 0,
     seed: int = 0,
-    **options: Unpack[StreamOptions],
+    **options: Unpack[CorpusOptions],
 ) -> Atlas:
     """Describes what every head of a model does over a corpus: examples, statistics, types, likeness, and effects.
 
@@ -70,7 +70,7 @@ def atlas(
         ablate: the number of texts, the first of the corpus, on which every head is ablated, and heads that attend to
             the first token are tested; 0 for none. Intervals need five texts or more.
         seed: the seed of random rows and of random tokens.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`. After an
+        options: `bos`, `truncate`, `journal`, `engine` and `progress`, as in `am.stream`. After an
             interruption, a call with the same journal resumes; ablations have a journal of their own beside it.
 
     Returns:
