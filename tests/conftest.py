@@ -1,8 +1,7 @@
-"""Set-up of every test: no network, annotated tensors checked at every call, one thread."""
+"""Set-up of every test: no network, one thread; in core tests, annotated tensors are checked at every call."""
 
 import os
 import sys
-from collections.abc import Iterator
 from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -17,6 +16,8 @@ from hypothesis import settings
 from jaxtyping import config
 
 checking.check("attnmech")
+EVERY_CALL = "SLOW" in os.environ
+"""Whether annotations are checked in all tests, or only in those marked `core`."""
 torch.set_num_threads(1)
 
 # No deadlines, since the machine may be busy; derandomised, so that a failing check fails again.
@@ -29,7 +30,7 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-LONGEST = {"test_notebooks.py", "test_matrix_on_device.py", "test_jupyter.py"}
+LONGEST = {"test_matrix_on_device.py", "test_notebooks.py", "test_jupyter.py", "test_matrix.py"}
 """Files of tests that take the longest; they come first, so that no worker is left alone with them at the end."""
 
 
@@ -39,17 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Unseeded weights are the same in every run, whatever ran before."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Unseeded weights are the same in every run, whatever ran before; says whether annotations are checked."""
     torch.manual_seed(0)
+    config.update("jaxtyping_disable", not EVERY_CALL and item.get_closest_marker("core") is None)
 
 
 @pytest.fixture
-def unchecked() -> Iterator[None]:
+def unchecked() -> None:
     """Switches off the checks of annotations, so that arguments of a wrong type raise what a user would see."""
     config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "agent_tasks"
 
 
@@ -23,6 +25,7 @@ def test_the_tools_answer_all_tasks() -> None:
     assert re.findall(r"^\| (\w+) \|", done.stdout, re.M)[1:] == [task["name"] for task in tasks]
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_is_seen(tmp_path: Path) -> None:
     """Without the line that plants L1H2, the tasks about it fail."""
     for name in ("run.py", "tasks.json", "planted.py"):

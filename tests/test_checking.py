@@ -8,6 +8,8 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
+pytestmark = pytest.mark.core
+
 PLANTED = """
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -23,7 +23,10 @@ CELLS = (
 )
 
 
-@pytest.fixture(params=[("jupyterlab", "lab/tree"), ("notebook", "notebooks")], ids=["JupyterLab", "Notebook"])
+@pytest.fixture(
+    params=[("jupyterlab", "lab/tree"), pytest.param(("notebook", "notebooks"), marks=pytest.mark.slow)],
+    ids=["JupyterLab", "Notebook"],
+)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of a folder's notebooks; the program keeps its own files in another folder."""
     module, pages = request.param

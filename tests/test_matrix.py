@@ -11,7 +11,14 @@ import attnmech as am
 calls = example("calls")
 
 
-@pytest.mark.parametrize("kind", matrix.models_of_all())
+OFTEN = tuple(next(iter(next(iter(row.values())))) for row in matrix.FAMILIES.values())
+"""The models of every run of the tests: the first of each row of the table."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in matrix.models_of_all()],
+)
 def test_calls_do_what_their_page_says(kind: str, tmp_path: Path, unchecked: None) -> None:
     """The model's share of the calls, and all calls that the page lists as refused.
 

@@ -11,6 +11,8 @@ from nbconvert import HTMLExporter
 from notebooks import NOTEBOOKS, executed, stored
 
 NAMES = [path.stem for path in NOTEBOOKS]
+OFTEN = ("quickstart", "attention_focus", "own_module")
+"""The notebooks that run in every run of the tests."""
 
 WITH_AN_AMD_LOADER = "<head><script>window.define = Object.assign(() => {}, { amd: {} });</script>"
 """Imitates RequireJS on nbconvert's pages: scripts that detect this loader define no global names."""
@@ -62,7 +64,9 @@ def test_its_figures_are_numbered_in_order(name: str) -> None:
     assert [first for first, *_ in ends] == [1, *(last + 1 for *_, last in ends[:-1])]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_a_notebook_runs_without_complaint(name: str) -> None:
     found = outputs(executed(name))
     assert [output.text for output in found if output.get("name") == "stderr"] == []
@@ -78,9 +82,9 @@ def test_a_notebook_runs_without_complaint(name: str) -> None:
         ("quickstart", ["circuitsvis", "plotly"], 7, "<head>"),
         ("quickstart", ["circuitsvis", "plotly"], 7, WITH_AN_AMD_LOADER),
         ("attention_focus", ["circuitsvis", "plotly"], 13, "<head>"),
-        ("ablation", ["plotly"], 4, "<head>"),
-        ("attention_encodings", ["plotly"], 9, "<head>"),
-        ("attentionviz_images", ["joint_embedding", "plotly"], 5, "<head>"),
+        pytest.param("ablation", ["plotly"], 4, "<head>", marks=pytest.mark.slow),
+        pytest.param("attention_encodings", ["plotly"], 9, "<head>", marks=pytest.mark.slow),
+        pytest.param("attentionviz_images", ["joint_embedding", "plotly"], 5, "<head>", marks=pytest.mark.slow),
     ],
 )
 def test_an_exported_notebook_opens_without_a_network(

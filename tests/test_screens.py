@@ -78,7 +78,7 @@ def photograph(page: Any, name: str, width: int) -> None:
     page.screenshot(path=SCREENS / f"{name}-{width}.png", full_page=True)
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_fits_the_screen(chromium: Any, folder: Path, name: str, width: int) -> None:
     html = page_of(name, folder)

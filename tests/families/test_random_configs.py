@@ -120,7 +120,7 @@ DRAWS: dict[str, Callable[[Lot], Any]] = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("family", sorted(DRAWS))
 def test_a_config_by_lot(family: str, seed: int) -> None:
     model = models.randomised(DRAWS[family](Random(f"{family} {seed}")), seed=seed)

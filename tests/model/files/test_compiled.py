@@ -30,7 +30,14 @@ def block_by_block(raw: Any) -> Any:
     return raw
 
 
-@pytest.mark.parametrize("compiled", [whole, in_place, block_by_block], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        pytest.param(whole, marks=pytest.mark.slow, id="whole"),
+        pytest.param(in_place, id="in_place"),
+        pytest.param(block_by_block, id="block_by_block"),
+    ],
+)
 def test_a_compiled_model_is_read_as_the_one_that_it_wraps(compiled: Callable[[Any], Any]) -> None:
     source, plain = compiled(models.fresh("llama")), models.hooked("llama")
     with torch.no_grad():
