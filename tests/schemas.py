@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -48,3 +49,10 @@ def checked(write: Callable[..., Path]) -> Callable[..., Path]:
         return write(path, tensors, header)
 
     return checking
+
+
+def are_sentences(findings: list[str]) -> bool:
+    """Whether every finding is a sentence, without the name of a class before it."""
+    return bool(findings) and all(
+        re.fullmatch(r"(?![A-Za-z]+\()[A-Z0-9].*\.", finding, re.DOTALL) for finding in findings
+    )

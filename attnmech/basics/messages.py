@@ -1,4 +1,4 @@
-"""Quotes other libraries' errors in attnmech's messages, and points warnings at the user's line."""
+"""Forms messages: quotes other libraries' errors, begins sentences, and points warnings at the user's line."""
 
 import inspect
 import warnings
@@ -14,6 +14,15 @@ def first_line(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def capitalised(sentence: str) -> str:
+    """Begins a sentence with a capital letter; other letters stay.
+
+    >>> capitalised("zero ablation of L0H1.")
+    'Zero ablation of L0H1.'
+    """
+    return sentence[:1].upper() + sentence[1:]
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from ..basics.messages import capitalised
 from .terminal import Column, Rows, Summary, plain, print_files
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def certificate_summary(model: "HookedModel", certificate: "Certificate", files:
     return Summary(
         "check",
         model,
-        [certificate.verdict],
+        [f"{capitalised(certificate.verdict)}."],
         Rows("Checks", frame, [Column(str(name)) for name in frame.columns]),
         notes=[certificate.left_out] if certificate.left_out else [],
         files=files,

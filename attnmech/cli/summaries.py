@@ -34,9 +34,7 @@ def summary_of(
     count = texts if isinstance(texts, int) else len(texts)
     notes = [f"{cut} of {count} texts were cut to the model's length."] if cut else []
     intervals = str(shown.frame.attrs.get("intervals", ""))
-    return Summary(
-        command, model, (repr(result), *further), shown, notes + [intervals] * bool(intervals), outputs.names
-    )
+    return Summary(command, model, (result.lead, *further), shown, notes + [intervals] * bool(intervals), outputs.names)
 
 
 def report_summary(model: "HookedModel", result: "Report", outputs: "Outputs") -> Summary:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ..basics.arguments import index_of
 from ..basics.axes import spread
+from ..basics.messages import capitalised
 from ..basics.public import public
 from ..batch import Batch
 from ..demo.about import notes as notes_on_demo
@@ -207,7 +208,7 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         of_stack = f"The {shown.label} stack" if shown.label else "The model"
         notes.append(f"{of_stack} has {shown.n_layers} layers; {len(layers)} of them are shown.")
     if left_out := about_other_layers(shown):
-        notes.append(f"{left_out[0].upper()}{left_out[1:]}.")
+        notes.append(f"{capitalised(left_out)}.")
     if model.is_demo:
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
     stack, nouns = shown.label or None, nouns_of(model, shown.label)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..basics.arguments import whole_number
 from ..basics.fields import check_layers
+from ..basics.messages import capitalised
 from ..draw.chart import at_head
 from ..draw.head_maps import effect_map
 from ..draw.section import Section
@@ -187,7 +188,7 @@ class Effects(OverTexts, TextResult):
             what="effect" if self.parts is None else "difference",
         )
         part = "" if self.complete else "; stopped early, incomplete"
-        return f"{self._about}: {largest}{part}."
+        return capitalised(f"{self._about}: {largest}{part}.")
 
     @property
     def _about(self) -> str:

@@ -23,7 +23,7 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult
-from schemas import schema, strict
+from schemas import are_sentences, schema, strict
 
 import attnmech as am
 from attnmech.cli import main as cli
@@ -89,6 +89,7 @@ def answer_of(tools: Tools, name: str, **arguments: Any) -> dict[str, Any]:
     assert answer == result.structured_content
     assert len(result.content[0].text) <= MAX_ANSWER
     schema("answer").validate(answer)
+    assert are_sentences(answer["findings"])
     assert answer["certificate"]["ok"] and "certified" in answer["certificate"]["verdict"]
     return answer
 

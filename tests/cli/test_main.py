@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import typer
-from schemas import schema
+from schemas import are_sentences, schema
 
 import attnmech as am
 from attnmech.cli import main as cli
@@ -87,7 +87,7 @@ def test_focus_of_a_text_and_of_a_corpus(
     corpus.write_text("".join(f'{{"text": "{text}"}}\n' for text in texts), encoding="utf-8")
     page = table.with_suffix(".html")
     assert run(monkeypatch, "focus", "--file", str(corpus), *to(table, page)) == 0
-    assert "AttentionFocus(5 texts" in capsys.readouterr().out
+    assert "On 5 texts, averaged over 32 heads" in capsys.readouterr().out
     several = pd.read_parquet(table)
     model = models.demo()
     expected = am.attention_focus(model, texts).to_frame()
@@ -107,7 +107,7 @@ def test_drift_of_a_text_and_of_a_corpus(
     out, corpus = tmp_path / "drift.csv", tmp_path / "corpus.txt"
     assert run(monkeypatch, "drift", "--text", "Anna painted a small boat.", "-k", "12", "--out", str(out)) == 0
     printed = capsys.readouterr().out
-    assert "ResidualDrift(On 1 text" in printed and "do not support a verdict" in printed
+    assert "\nOn 1 text, the mean cosine" in printed and "do not support a verdict" in printed
     model = models.demo()
     expected = am.residual_drift(model, "Anna painted a small boat.", k=12).to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(out), expected, check_dtype=False, atol=1e-6, rtol=1e-5)
@@ -602,6 +602,7 @@ def test_json_has_the_documented_keys(
     assert list(printed) == [key for key in KEYS if command == "check" or key not in ("ok", "points")]
     schema("answer").validate(printed)
     assert printed["version"] == 1 and printed["command"] == command and printed["certificate"]["ok"]
+    assert are_sentences(printed["findings"])
     assert list(printed["table"]) == ["title", "units", "rows", "rows_in_all"]
     assert printed["table"]["rows_in_all"] == len(printed["table"]["rows"])
     assert all(set(printed["table"]["units"]) <= set(row) for row in printed["table"]["rows"])

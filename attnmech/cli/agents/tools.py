@@ -209,7 +209,7 @@ class Tools:
                 )
             result = decompose_scores(hooked, text, layers=[layer])
             place = len(result.tokens[0]) - 1 if query is None else query
-            finding = result.explain(layer, head, place, key)
+            finding = f"{result.explain(layer, head, place, key)}."
             shown = key_rows(result, head, place)
 
             def draw(path: Path) -> Path:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, option, shown
 from ...basics.fields import check_layers
+from ...basics.messages import capitalised
 from ...basics.public import public
 from ...batch import every_bos
 from ...draw.head_maps import effect_map
@@ -164,7 +165,8 @@ class HeadImportance(OverTexts, TextResult):
             signed=self._signed,
         )
         heads = len(self.layers) * self.score.shape[1]
-        return f"{self._opening}{METHODS[self.method]} of {heads} heads on {self._texts}: {largest}{self._agreement}."
+        beginning = f"{self._opening}{METHODS[self.method]} of {heads} heads on {self._texts}"
+        return capitalised(f"{beginning}: {largest}{self._agreement}.")
 
     @property
     def _agreement(self) -> str:

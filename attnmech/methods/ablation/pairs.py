@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import integer, shown
+from ...basics.messages import capitalised
 from ...basics.public import public
 from ...draw.intervals import interval_rows
 from ...draw.section import Section
@@ -171,7 +172,7 @@ class PairEffects(OverTexts, TextResult):
             what="interaction" if self.parts is None else "difference of interactions",
         )
         part = "" if self.complete else "; stopped early, incomplete"
-        return f"{measured}: {largest}{part}."
+        return capitalised(f"{measured}: {largest}{part}.")
 
     @property
     def _n_texts(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...basics.arguments import optional_flag, whole_number
 from ...basics.files import path_of
+from ...basics.messages import capitalised
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import signed
@@ -146,7 +147,7 @@ class PruningCurve(OverTexts, PagedResult):
         known = interval_of(ends, "+.3g", len(frame), "steps")
         against = "" if pd.isna(middle["random"]) else f", in random order {signed(middle['random'], '.3g')}"
         part = "" if self.complete else f"; stopped early, after {len(self.order)} of {self.asked} heads"
-        return (
+        return capitalised(
             f"{self.method} ablation of the {int(middle.removed)} least harmful of {len(self.order)} heads on {texts}: "
             f"{signed(middle.effect, '.3g')} {unit_of(self.metric)}{known}{against}; heads chosen on the same "
             f"texts{no_interval(len(self.before))}{part}."

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import option, whole_number
+from ...basics.messages import capitalised
 from ...draw.section import Section
 from ...results.by_layer import subtracted
 from ...results.over_texts import OverTexts
@@ -124,7 +125,7 @@ class Estimates(OverTexts, TextResult):
         subject = f"{self._opening}{METHODS[self.method]} of patching each of {count} {self._things} on {pairs}"
         confirmation = self.confirmation
         finding = f"{self._largest}." if confirmation is None else confirmation.lead
-        return f"{subject[0].upper()}{subject[1:]}: {finding}"
+        return capitalised(f"{subject}: {finding}")
 
     @property
     def _largest(self) -> str:

@@ -127,7 +127,7 @@ def compare(
     return _comparison(
         difference, one, other, statistic, layers=tuple(layers), matching=matching, divergence=between,
         by_position=by_position, undone=match, method=getattr(method, "__name__", "method"),
-        a=_name_of(a, "the first prompt"), b=_name_of(b, "the second prompt"),
+        **_names(a, b),
         texts=sum(len(part.documents) for part in first),
         provenance=provenance,
     )  # fmt: skip
@@ -257,7 +257,7 @@ class Comparison(PagedResult):
         value, low, high = (values[number] for values in (self.difference, self.low, self.high))
         known, name = ~value.isnan(), self.shown.replace("_", " ")
         count = "1 text" if self.texts == 1 else f"{self.texts} texts"
-        opening = f"{self.b} against {self.a} on {count}"
+        opening = f"On {count}, {self.b} against {self.a}"
         if not bool(known.any()):
             return f"{opening}: nothing was measured.{self._permuted}"
         if bool((value[known] == 0).all()):
@@ -287,7 +287,7 @@ class Comparison(PagedResult):
 
     @property
     def _title(self) -> str:
-        return f"{self.b} against {self.a}: {self.method.replace('_', ' ')}"
+        return f"{self.method.replace('_', ' ').capitalize()}: {self.b} against {self.a}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
@@ -301,8 +301,13 @@ class Comparison(PagedResult):
         return [Section("Differences", reading, {"differences": self.plot()}, "found.plot()", caveat=caveat)]
 
 
-def _name_of(side: Any, otherwise: str) -> str:
-    return side.name if isinstance(side, HookedModel) else otherwise
+def _names(a: Any, b: Any) -> dict[str, str]:
+    """The names of both sides in sentences: two models have theirs, unless these are the same."""
+    if not isinstance(a, HookedModel):
+        return {"a": "the first prompt", "b": "the second prompt"}
+    if a.name == b.name:
+        return {"a": f"the first {a.name}", "b": f"the second {b.name}"}
+    return {"a": a.name, "b": b.name}
 
 
 def _require_same_shape(a: Stack, b: Stack) -> None:

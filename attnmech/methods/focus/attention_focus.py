@@ -245,7 +245,8 @@ class AttentionFocus(RowMeans):
 
     @property
     def lead(self) -> str:
-        return self.finding()
+        finding = self.finding()
+        return finding if self.parts is not None else f"On {self._texts}, {finding[0].lower()}{finding[1:]}"
 
     def finding(self, nouns: Nouns = TEXT) -> str:
         """The main finding in one sentence, with `nouns` as the words for the input."""

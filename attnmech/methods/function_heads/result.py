@@ -66,12 +66,11 @@ class FunctionHeads(HeadEffects):
     @property
     def _about(self) -> str:
         right, shuffled = float(self.clean.mean()), float(self.before.nanmean())
-        sentence = with_minus_signs(
+        return with_minus_signs(
             f"{self._opening}giving each of {int(self.swept.sum())} heads its mean output after right examples, on "
             f"{self._texts.replace('text', 'prompt')} with shuffled ones (ln p of the answer {shuffled:.2f}, after "
             f"right examples {right:.2f})"
         )
-        return sentence[0].upper() + sentence[1:]
 
     def _minus(self, other: Self, paired: bool) -> Self:
         difference = super()._minus(other, paired)

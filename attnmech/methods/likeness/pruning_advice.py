@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, option, whole_number
+from ...basics.messages import capitalised
 from ...basics.public import public
 from ...batch import Batch
 from ...draw.intervals import interval_rows
@@ -335,7 +336,7 @@ class PruningAdvice(OverTexts, PagedResult):
                 f"the threshold of {self.threshold:g}, so no head is advised for removal."
             )
         first = self.sentences[0]
-        sentence = f"{first[0].upper()}{first[1:]}{no_interval(len(self.before))}."
+        sentence = f"{capitalised(first)}{no_interval(len(self.before))}."
         if len(self.before) < LEAST_TEXTS:
             return sentence
         counted = [(self.verdict.count(name), name) for name in VERDICTS]

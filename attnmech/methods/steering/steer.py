@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, listed
+from ...basics.messages import capitalised
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -105,7 +106,7 @@ class Steering(OverTexts, PagedResult):
             strongest = int(self.effect.abs().argmax())
             moved = float(self.side_effect[strongest])
             side = f"; at factor {self.factors[strongest]:g}, other texts move by {moved:.3g} nats (KL divergence)"
-        return with_minus_signs(f"{self.what[0].upper()}{self.what[1:]}, on {texts}: {largest}{side}.")
+        return with_minus_signs(f"{capitalised(self.what)}, on {texts}: {largest}{side}.")
 
     @property
     def _title(self) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...basics.arguments import option, shown
 from ...basics.public import public
 from ...draw.section import Section
+from ...draw.text import with_minus_signs
 from ...errors import AttnmechError, InputError
 from ...model.files.load import load
 from ...model.run.hooked import HookedModel
@@ -169,18 +170,42 @@ class Trajectory(PagedResult):
 
     @property
     def lead(self) -> str:
-        """The number of measurements, heads and checkpoints."""
+        """The head that changes most in the first measurement that changes."""
         beginning = f"{len(self.columns)} measurements of {len(self.layers)} heads at"
         if len(self.steps) == 1:
             return f"{beginning} one checkpoint, {self.steps[0]}."
-        return f"{beginning} {len(self.steps)} checkpoints, {self.steps[0]} to {self.steps[-1]}."
+        run = f"{beginning} {len(self.steps)} checkpoints, {self.steps[0]} to {self.steps[-1]}"
+        for name in self._shown:
+            values = self.of(name)
+            spread = values.nan_to_num(-torch.inf).amax(dim=0) - values.nan_to_num(torch.inf).amin(dim=0)
+            row = int(spread.argmax())
+            if float(spread[row]) > 0:
+                ends = sorted(
+                    (
+                        int(values[:, row].nan_to_num(torch.inf).argmin()),
+                        int(values[:, row].nan_to_num(-torch.inf).argmax()),
+                    )
+                )
+                one, other = (f"{float(values[step, row]):.3g} ({self.steps[step]})" for step in ends)
+                of_head = f"L{self.layers[row]}H{self.heads[row]}"
+                change = f"{name.replace('_', ' ')} changes most in {of_head}, from {one} to {other}"
+                return with_minus_signs(f"{run}: {change}.")
+        return f"{run}: no measurement of any head changes."
+
+    @property
+    def _shown(self) -> list[str]:
+        """The measurements, without the ends of their intervals and what they are compared with."""
+        ends = ("_low", "_high", "_baseline", "_top")
+        known = (
+            name for name in self.columns if not name.endswith(ends) or name.rpartition("_")[0] not in self.columns
+        )
+        return list(known)
 
     @property
     def _title(self) -> str:
         return f"Trajectory over checkpoints: {self.provenance.model}"
 
     def _sections(self) -> "Sequence[Section]":
-        shown_columns = [name for name in self.columns if not name.endswith(("_low", "_high", "_baseline", "_top"))]
         return [
             Section(
                 name.replace("_", " "),
@@ -188,6 +213,6 @@ class Trajectory(PagedResult):
                 {f"step-{place}": self.plot(name)},
                 f'run.plot("{name}")',
             )
-            for place, name in enumerate(shown_columns)
+            for place, name in enumerate(self._shown)
             if bool(torch.isfinite(self.of(name)).any())
         ]

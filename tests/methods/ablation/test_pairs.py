@@ -120,7 +120,7 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     clear = (
         f"{int(found.clear.sum())} of 3 pairs have a clear interaction; the largest is that of {' + '.join(names)}, "
     )
-    assert f"zero ablation of 3 pairs of heads on 30 texts: {clear}" in repr(found) and found.clear[top]
+    assert f"Zero ablation of 3 pairs of heads on 30 texts: {clear}" in repr(found) and found.clear[top]
     lower, higher = found.simultaneous()
     ends = " to ".join(signed(float(end[top]), ".3g") for end in (lower, higher))
     agreeing = f"{int(found.agreeing[top])} of 30 texts (95 % interval, corrected for 3 pairs: {ends})"

@@ -119,7 +119,7 @@ def test_what_it_says_draws_and_saves(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(frame["random"].to_numpy()), drawn.mean(dim=0))
     torch.testing.assert_close(torch.tensor(frame["random_least"].to_numpy()), drawn.min(dim=0).values)
     torch.testing.assert_close(torch.tensor(frame["random_most"].to_numpy()), drawn.max(dim=0).values)
-    assert repr(curve).startswith("PruningCurve(zero ablation of the 3 least harmful of 5 heads on 12 texts: ")
+    assert repr(curve).startswith("PruningCurve(Zero ablation of the 3 least harmful of 5 heads on 12 texts: ")
     assert "chosen on the same texts" in repr(curve)
     again = am.load_result(curve.save(tmp_path / "curve.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(curve)

@@ -31,7 +31,8 @@ def test_a_model_does_not_differ_from_itself(name: str) -> None:
         known = ~found.difference.isnan()
         assert bool(known.any()) and bool((found.difference[known] == 0).all()) and found.moved == ()
         assert found.divergence.diagonal(dim1=-2, dim2=-1).abs().max() < 1e-6
-        assert "is the same in every head" in found.lead
+        named = f"the second {model.name} against the first {model.name}"
+        assert found.lead == f"On 6 texts, {named}: {found.shown.replace('_', ' ')} is the same in every head."
 
 
 @pytest.mark.core

@@ -37,6 +37,14 @@ def test_each_step_is_the_result_of_its_own_model(tmp_path: Path) -> None:
     named = [trace.name for trace in run.plot("entropy").data if trace.showlegend]
     change = (run.of("entropy")[1] - run.of("entropy")[0]).abs()
     assert named[-1] == f"L{run.layers[int(change.argmax())]}H{run.heads[int(change.argmax())]}"
+    name = run.columns[0]
+    first = run.of(name)
+    most = max(range(len(run.layers)), key=lambda row: abs(float(first[1, row] - first[0, row])))
+    one, two = (f"{float(first[step, most]):.3g}" for step in (0, 1))
+    change = (
+        f"first top changes most in L{run.layers[most]}H{run.heads[most]}, from {one} (step-000) to {two} (step-008)."
+    )
+    assert run.lead.endswith(f"2 checkpoints, step-000 to step-008: {change}")
 
 
 def test_models_and_names_may_be_given() -> None:
