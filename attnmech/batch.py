@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from .errors import InputError
+
 
 def every_bos(of_batches: Iterable[bool | None]) -> bool | None:
     """`Batch.bos` over several batches.
@@ -168,6 +170,24 @@ class Batch:
     def places(self) -> Int[Tensor, "batch position"]:
         """The index of each token among the real tokens of its text, from 0; the values at padding have no meaning."""
         return (self.mask.cumsum(dim=1) - 1).clamp_min(0)
+
+    def at(self, positions: Sequence[int]) -> Bool[Tensor, "batch position"]:
+        """True at these positions of each text: 0 is its first real token and -1 its last, on whichever side it is
+        padded.
+
+        Raises `InputError` if a text has no such position.
+        """
+        shortest = int(self.lengths.min())
+        missing = [position for position in positions if not -shortest <= position < shortest]
+        if missing:
+            raise InputError(
+                f"position {missing[0]} is not in every text: the shortest has {shortest} "
+                f"token{'' if shortest == 1 else 's'}, {-shortest} to {shortest - 1}. Positions count a text's own "
+                "tokens, padding excluded."
+            )
+        wanted = torch.tensor(list(positions), device=self.mask.device)
+        ahead, back = self.places, self.places - self.lengths[:, None]
+        return self.mask & (torch.isin(ahead, wanted) | torch.isin(back, wanted))
 
     @property
     def digests(self) -> Int[Tensor, " batch"]:

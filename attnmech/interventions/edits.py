@@ -222,8 +222,8 @@ class Cut(KeyEdit):
 
     def hidden(self, block: Block) -> Bool[Tensor, "#batch #row key"]:
         texts = block.part.texts
-        rows = _inside(self.query_span, block.queries.mask[texts], "rows")[:, block.rows, None]
-        return rows & _inside(self.key_span, block.keys.mask[texts], "keys")[:, None, : block.key_count]
+        rows, keys = block.queries.at(range(*self.query_span))[texts], block.keys.at(range(*self.key_span))[texts]
+        return rows[:, block.rows, None] & keys[:, None, : block.key_count]
 
 
 # -- the pattern ---------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Attend(PatternEdit):
         if self.to == "self":
             target = torch.arange(block.rows.start, block.rows.stop, device=pattern.device)[:, None]
         else:
-            target = block.keys.mask[block.part.texts].int().argmax(dim=1)[:, None, None, None]
+            target = block.keys.begins[block.part.texts, None, None, None]
         return (place == target).to(pattern).expand_as(pattern)
 
 
@@ -386,33 +386,16 @@ def _check_keys(keys: CheckedKeys, place: Place) -> None:
 
 def _selected(keys: CheckedKeys, batch: Batch, part: BatchPart) -> Bool[Tensor, "batch key"]:
     """The selected keys of the texts in `part`; `batch` holds the key tokens."""
-    mask = batch.mask[part.texts]
-    texts, length = mask.shape
-    place = torch.arange(length, device=mask.device)
     if isinstance(keys, Values):
+        mask = batch.mask[part.texts]
+        texts, length = mask.shape
         chosen = part.of(keys.by_layer[0], texts).to(mask.device)
         if chosen.shape[1] < length:
             raise InputError(f"its mask is for {chosen.shape[1]} keys, but the text has {length}.")
         return chosen[:, :length].expand(texts, -1)
-    if keys == "first":
-        return place == mask.int().argmax(dim=1, keepdim=True)
     if keys == "special":
         return (batch.is_special & batch.mask)[part.texts]
-    assert isinstance(keys, tuple)
-    if max(keys) >= length:
-        raise InputError(f"the text has only {length} keys, counted from 0.")
-    return torch.isin(place, torch.tensor(keys, device=mask.device)).expand(texts, -1)
-
-
-def _inside(span: Span, mask: Bool[Tensor, "batch position"], name: str) -> Bool[Tensor, "batch position"]:
-    """The positions of a span, counted from the first token of each text."""
-    shortest = int(mask.sum(dim=1).min())
-    if span[1] > shortest:
-        raise InputError(
-            f"its {name} reach to position {span[1] - 1}, but a text has only {shortest} tokens, counted from 0."
-        )
-    place = (mask.cumsum(dim=1) - 1).masked_fill(~mask, -1)
-    return (place >= span[0]) & (place < span[1])
+    return batch.at((0,) if keys == "first" else keys)[part.texts]
 
 
 def _checked_centre(centre: Any) -> MeanQK | None:

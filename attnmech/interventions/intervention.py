@@ -74,9 +74,7 @@ class Intervention:
     layers: tuple[int, ...] | None = None
     """The layers, at points without a head axis; None for all."""
     positions: tuple[int, ...] | None = None
-    """The rows (queries) of each text; None for all. Positions from 0 on count as in a run, left padding included;
-    negative positions count back from the last token of each text (-1).
-    """
+    """The rows (queries) of each text, padding excluded: 0 is its first, -1 its last; None for all."""
     stack: str = ""
     """The label of the stack, in a model with several."""
 
@@ -109,7 +107,7 @@ class Intervention:
 
         Args:
             heads: a list of (layer, head), or "all".
-            positions: the rows; negative ones count from the end of each text; "last"; by default all.
+            positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
         return cls(Zero(), checked_heads(heads), positions=checked_positions(positions), stack=stack)
@@ -134,7 +132,7 @@ class Intervention:
                 query head that shares the kv head.
             values: tensors by layer, as a run or `am.mean_z` returns them.
             point: "z", "pattern", "q", "k" or "v".
-            positions: the rows; negative ones count from the end of each text; "last"; by default all.
+            positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
         new = checked_values(values)
@@ -165,7 +163,7 @@ class Intervention:
             heads: at points with a head axis: a list of (layer, head), or "all"; at k and v kv heads.
             factor: multiplies the values.
             layers: the layers, at points of the stream.
-            positions: the rows; negative ones count from the end of each text; "last"; by default all.
+            positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
         return cls(
@@ -190,7 +188,7 @@ class Intervention:
         Args:
             heads: a list of (layer, head), or "all".
             to: "uniform", "self" or "first".
-            positions: the rows; negative ones count from the end of each text; "last"; by default all.
+            positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
         return cls(Attend(to), checked_heads(heads), positions=checked_positions(positions), stack=stack)
@@ -209,9 +207,10 @@ class Intervention:
 
         Args:
             heads: a list of (layer, head), or "all".
-            keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
+            keys: "first", "special" (the tokenizer's special tokens), a list of positions of each text, padding
+                excluded (0 is its first, -1 its last), or a mask `[batch key]` over the columns of a run.
             factor: 0 or more; above 1, the heads attend more to these keys.
-            positions: the rows; negative ones count from the end of each text; "last"; by default all.
+            positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
 
         Source: Zhang et al. 2023 (PASTA, which multiplies the weights of all other keys by 1 / `factor`).
@@ -229,8 +228,9 @@ class Intervention:
 
         Args:
             heads: a list of (layer, head), or "all".
-            keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
-            positions: the rows; negative ones count from the end of each text; "last"; by default all.
+            keys: "first", "special" (the tokenizer's special tokens), a list of positions of each text, padding
+                excluded (0 is its first, -1 its last), or a mask `[batch key]` over the columns of a run.
+            positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
         return cls(
@@ -284,7 +284,8 @@ class Intervention:
 
         Args:
             heads: a list of (layer, head), or "all".
-            keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
+            keys: "first", "special" (the tokenizer's special tokens), a list of positions of each text, padding
+                excluded (0 is its first, -1 its last), or a mask `[batch key]` over the columns of a run.
             stack: the stack, if the model has several.
         """
         return cls(ZeroValues(checked_keys(keys)), checked_heads(heads), stack=stack)
@@ -297,7 +298,8 @@ class Intervention:
 
         Args:
             heads: a list of (layer, head), or "all".
-            keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
+            keys: "first", "special" (the tokenizer's special tokens), a list of positions of each text, padding
+                excluded (0 is its first, -1 its last), or a mask `[batch key]` over the columns of a run.
             values: `[#batch #key head d_head]` by layer.
             stack: the stack, if the model has several.
         """
@@ -322,7 +324,7 @@ class Intervention:
                 leaves ("resid_post"); or "attn_out" or "mlp_out".
             layers: the layers.
             values: `[#batch #position d_model]` by layer; None for 0.
-            positions: the rows; negative ones count from the end of each text; "last"; by default all.
+            positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
         edit = Zero(point) if values is None else Replace(checked_values(values), point)

@@ -17,10 +17,11 @@ Heads: TypeAlias = str | Sequence[Head]
 """A list of (layer, head), or "all"."""
 
 Positions: TypeAlias = str | Sequence[int]
-"""Rows: "last", or a list of positions, where -1 is the last token of each text and -2 the token before it."""
+"""Rows: "last", or a list of positions, as in `Batch.at`: 0 is the first token of each text, -1 its last."""
 
 Keys: TypeAlias = str | Sequence[int] | Tensor
-"""Keys: the first token of each text, the tokenizer's special tokens, positions, or a mask `[batch key]`."""
+"""Keys: "first" (the first token of each text), "special" (the tokenizer's special tokens), positions (as in
+`Batch.at`), or a mask `[batch key]` over the columns of a batch, padding included."""
 
 CheckedKeys: TypeAlias = tuple[int, ...] | Literal["first", "special"] | Values
 """Checked `Keys`; a mask is held in `Values`."""
@@ -56,14 +57,17 @@ def checked_positions(positions: Any) -> tuple[int, ...] | None:
         return None
     if isinstance(positions, str) and positions == "last":
         return (-1,)
+    return _in_texts(positions, '`positions` must be "last" or a list of')
+
+
+def _in_texts(positions: Any, wanted: str) -> tuple[int, ...]:
     try:
         whole = {integer(position) for position in positions}
         if not whole:
             raise ValueError
     except (TypeError, ValueError):
         raise InputError(
-            '`positions` must be "last" or a list of whole numbers, negative ones from the end of each text; got '
-            f"{shown(positions)}."
+            f"{wanted} whole numbers, negative ones from the end of each text; got {shown(positions)}."
         ) from None
     return tuple(sorted(whole, key=lambda position: (position < 0, position)))
 
@@ -95,7 +99,7 @@ def checked_keys(keys: Any) -> CheckedKeys:
         return keys  # type: ignore[return-value]
     if keys is None or isinstance(keys, str):
         raise InputError(f'`keys` must be "first", "special", positions, or a mask [batch key]; got {shown(keys)}.')
-    return checked_numbers("keys", keys)
+    return _in_texts(keys, "`keys` must be a list of")
 
 
 def keys_shown(keys: CheckedKeys) -> str:

@@ -46,7 +46,7 @@ def test_all_heads_cut_is_transformers_with_a_mask(name: str) -> None:
 def test_spans_must_lie_in_every_text() -> None:
     model = models.hooked("llama")
     with (
-        pytest.raises(InputError, match="a text has only 3 tokens"),
+        pytest.raises(InputError, match="position 3 is not in every text: the shortest has 3 tokens"),
         model.intervene(Intervention.cut((1, 5), (0, 1))),
     ):
         model.run(models.padded("llama"))

@@ -156,14 +156,27 @@ def by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
     return found
 
 
-def in_rows(rows: Sequence[int] | None, change: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def in_rows(rows: Sequence[int] | Tensor | None, change: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Restricts a change to some rows: the same of all texts, or True where `rows [batch position]` is."""
+
     def some(x: Tensor, *more: Tensor) -> Tensor:
+        new = change(x, *more).to(x)
+        if isinstance(rows, Tensor):
+            return torch.where(rows[:, None, :, None], new, x)
         chosen = slice(None) if rows is None else list(rows)
         x = x.clone()
-        x[:, :, chosen] = change(x, *more)[:, :, chosen].to(x)
+        x[:, :, chosen] = new[:, :, chosen]
         return x
 
     return some
+
+
+def own(mask: Tensor, positions: Sequence[int] | None) -> Tensor:
+    """True at these positions of each text, counted in its real tokens: `[batch position]`."""
+    chosen = torch.zeros_like(mask, dtype=torch.bool)
+    for row, real in enumerate(mask):
+        chosen[row, real.nonzero()[:, 0][slice(None) if positions is None else list(positions)]] = True
+    return chosen
 
 
 def first_keys(mask: Tensor) -> Tensor:
@@ -199,11 +212,13 @@ def itself(pattern: Tensor, seen: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_patterns_set_to_uniform_self_and_first(name: str) -> None:
     side = side_of(name, 0)
-    first = first_keys(inputs_of(name, side)["attention_mask"])
+    mask = inputs_of(name, side)["attention_mask"]
+    first = first_keys(mask)
     for to, made in (("uniform", uniform), ("self", itself), ("first", lambda p, seen: first.expand_as(p).float())):
-        for rows in (None, (5, 2, 6)) if to == "uniform" else (None,):
+        for rows in (None, (1, 2, -1)) if to == "uniform" else (None,):
             changes = {
-                layer: ByHand(pattern=in_heads(heads, in_rows(rows, made))) for layer, heads in by_layer(HEADS).items()
+                layer: ByHand(pattern=in_heads(heads, in_rows(own(mask, rows), made)))
+                for layer, heads in by_layer(HEADS).items()
             }
             check(name, [Intervention.attend(HEADS, to, positions=rows)], changes, side)  # type: ignore[arg-type]
 
@@ -213,10 +228,8 @@ def test_keys_reweighted(name: str) -> None:
     """By hand: ln(factor) is added to the scores of the keys before the softmax, beside sinks and soft caps."""
     side = side_of(name, 2)
     mask = inputs_of(name, side)["attention_mask"]
-    places = torch.zeros(1, mask.shape[1], dtype=torch.bool)
-    places[:, [1, 4]] = True
-    for keys, where in (("first", first_keys(mask)), ([1, 4], places[:, None, None])):
-        for factor, rows in ((6.0, None), (0.25, (5, 3))):
+    for keys, where in (("first", first_keys(mask)), ([1, -1], own(mask, [1, -1])[:, None, None])):
+        for factor, rows in ((6.0, None), (0.25, (2, -1))):
 
             def made(pattern: Tensor, seen: Tensor, where: Tensor = where, factor: float = factor) -> Tensor:
                 # Odds against all other keys, and against the sink, are multiplied by the factor.
@@ -227,7 +240,8 @@ def test_keys_reweighted(name: str) -> None:
                 return pattern * torch.where(where, factor, 1.0) / torch.where(shares > 0, shares, 1.0)
 
             changes = {
-                layer: ByHand(pattern=in_heads(heads, in_rows(rows, made))) for layer, heads in by_layer(HEADS).items()
+                layer: ByHand(pattern=in_heads(heads, in_rows(own(mask, rows), made)))
+                for layer, heads in by_layer(HEADS).items()
             }
             check(name, [Intervention.reweight(HEADS, keys, factor, positions=rows)], changes, side)  # type: ignore[arg-type]
 
@@ -265,17 +279,17 @@ def test_keys_removed(name: str) -> None:
     mask = inputs_of(name, side)["attention_mask"]
     batch, length = mask.shape
     random = torch.rand(batch, length, generator=torch.Generator().manual_seed(4)) < 0.4
-    places = torch.zeros(1, length, dtype=torch.bool)
-    places[:, [1, 4]] = True
     heads = len(reference.layer_weights(models.plain(name), 0).W_Q)
-    for keys, where in (("first", first_keys(mask)), ([1, 4], places[:, None, None]), (random, random[:, None, None])):
-        for rows in (None, (5, 3)) if keys == [1, 4] else (None,):
+    for keys, where in (
+        ("first", first_keys(mask)),
+        ([1, -2], own(mask, [1, -2])[:, None, None]),
+        (random, random[:, None, None]),
+    ):
+        for rows in (None, (2, -1)) if keys == [1, -2] else (None,):
             removed = {}
             for layer, some in by_layer(HEADS).items():
                 chosen = torch.zeros(batch, heads, length, length, dtype=torch.bool)
-                for head in some:
-                    for row in range(length) if rows is None else rows:
-                        chosen[:, head, row] = where[:, 0, 0]
+                chosen[:, some] = own(mask, rows)[:, None, :, None] & where
                 removed[layer] = ByHand(removed=chosen)
             check(name, [Intervention.remove_keys(HEADS, keys, positions=rows)], removed, side, moves=keys != "first")  # type: ignore[arg-type]
 
@@ -392,11 +406,9 @@ def test_values_of_single_heads_at_keys(name: str) -> None:
     w = reference.layer_weights(models.plain(name), 0)
     generator = torch.Generator().manual_seed(4)
     random = torch.rand(batch, length, generator=generator) < 0.4
-    places = torch.zeros(1, length, dtype=torch.bool)
-    places[:, [0, 2]] = True
     new = {layer: torch.randn(batch, length, len(w.W_Q), w.d_head, generator=generator) for layer in (0, 1)}
     pooled = {layer: value[:1, :1] for layer, value in new.items()}
-    for keys, where in (("first", first_keys(mask)[:, 0, 0]), ([0, 2], places), (random, random)):
+    for keys, where in (("first", first_keys(mask)[:, 0, 0]), ([0, 2], own(mask, [0, 2])), (random, random)):
         at = where[:, None, :, None]
 
         def zeroed(v: Tensor, at: Tensor = at) -> Tensor:
@@ -458,17 +470,15 @@ def test_the_stream_and_what_layers_add_to_it(name: str) -> None:
     clean = hooked.run(inputs).logits
     for point in ("resid_pre", "attn_out", "mlp_out"):
         for layers in ((1,), (1, 0)):
-            for rows in (None, (4, 2)):
+            for rows in (None, (2, -2)):
                 for new in (values, {layer: x[:1, :1] for layer, x in values.items()}, None):
                     if new is None and point == "resid_pre":
                         continue
 
                     def changed(value: Tensor, layer: int, rows: Any = rows, new: Any = new) -> Tensor:
                         flat = value.reshape(3, 7, -1).clone()
-                        chosen = slice(None) if rows is None else list(rows)
                         put = torch.zeros_like(flat) if new is None else new[layer].expand_as(flat)
-                        flat[:, chosen] = put[:, chosen]
-                        return flat.reshape(value.shape)
+                        return torch.where(own(real, rows)[..., None], put, flat).reshape(value.shape)
 
                     with ExitStack() as until, torch.no_grad():
                         for layer in layers:
@@ -518,10 +528,10 @@ def test_several_in_several_layers(name: str, dtype: torch.dtype) -> None:
             pattern=in_heads([0], uniform),
             values=in_heads([2, 1], lambda v: torch.where(first_keys(mask).mT, 0.0, v)),
         ),
-        1: ByHand(terms=scaled("query_key", 0.5, range(heads)), z=in_heads([1], in_rows([3], torch.zeros_like))),
+        1: ByHand(terms=scaled("query_key", 0.5, range(heads)), z=in_heads([1], in_rows([2], torch.zeros_like))),
     }
     together = [
-        Intervention.zero([(1, 1)], positions=[3]),
+        Intervention.zero([(1, 1)], positions=[2]),
         Intervention.zero_values([(0, 2), (0, 1)], "first"),
         Intervention.remove_keys([(0, 1)], [2]),
         Intervention.attend([(0, 0)], "uniform"),
@@ -710,7 +720,7 @@ def test_rows_in_blocks_are_rows_in_one(name: str, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(attention, "block_bytes", lambda device: 1)
         beyond = Intervention.attend("all", "uniform", positions=[40], stack=stack)
-        with pytest.raises(InputError, match="the text has only 40 positions"), hooked.intervene(beyond):
+        with pytest.raises(InputError, match="position 40 is not in every text"), hooked.intervene(beyond):
             hooked.run(inputs)
 
 
@@ -1004,14 +1014,18 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
     ("intervention", "said"),
     [
         (Intervention.scale("position"), "no such term; they have query_key, key_bias, query_bias, constant"),
-        (Intervention.zero([(1, 0)], positions=[2, 7]), "the text has only 7 positions, counted from 0"),
+        (
+            Intervention.zero([(1, 0)], positions=[2, 7]),
+            "z of L1H0 becomes 0 at positions 2, 7: position 7 is not in every text: the shortest has 7 tokens, -7 to "
+            "6. Positions count a text's own tokens, padding excluded.",
+        ),
         (
             Intervention.attend([(1, 0)], "first", positions=[9]),
-            "goes to the first token at positions 9: the text has only 7 pos",
+            "goes to the first token at positions 9: position 9 is not in every text",
         ),
-        (Intervention.remove_keys([(1, 0)], [1], positions=[7]), "the text has only 7 positions"),
-        (Intervention.remove_keys([(1, 0)], [1, 7]), "keys 1, 7 removed .*: the text has only 7 keys"),
-        (Intervention.zero_values([(1, 0)], [8]), "the text has only 7 keys"),
+        (Intervention.remove_keys([(1, 0)], [1], positions=[7]), "position 7 is not in every text"),
+        (Intervention.remove_keys([(1, 0)], [1, 7]), "keys 1, 7 removed .*: position 7 is not in every text"),
+        (Intervention.zero_values([(1, 0)], [8]), "position 8 is not in every text"),
         (
             Intervention.zero_values([(1, 0)], torch.ones(3, 6, dtype=torch.bool)),
             "mask is for 6 keys, but the text has 7",
@@ -1030,7 +1044,7 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
         (Intervention.replace_values([(1, 0)], "first", stated(1, 2, 5, 4)), "values are for 2 positions, but .* 7"),
         (Intervention.stream("resid_pre", [1], stated(1, 5, 20)), "values are for 5 positions, but the text has 7"),
         (Intervention.stream("attn_out", [1], stated(4, 1, 20)), "its values are for 4 texts, but the run has 3"),
-        (Intervention.stream("attn_out", [1], positions=[7]), "the text has only 7 positions"),
+        (Intervention.stream("attn_out", [1], positions=[7]), "position 7 is not in every text"),
     ],
 )
 def test_refused_in_a_run(intervention: Intervention, said: str) -> None:
@@ -1082,41 +1096,58 @@ def test_a_cut_is_a_softmax_without_these_keys(name: str) -> None:
     check(name, [Intervention.cut(QUERY, KEY, HEADS)], changes, side)
 
 
+@pytest.mark.parametrize(("name", "positions"), [("bloom", [1]), ("llama", [-1, 1]), ("gpt_oss", [-3, -2, -1])])
+@pytest.mark.parametrize("side", ["right", "left", "both"])
+def test_positions_and_keys_count_the_tokens_of_each_text(name: str, side: str, positions: list[int]) -> None:
+    """Beside other texts, each of three texts is changed as it is alone, where positions are those of its tokens."""
+    hooked, length = models.hooked(name), 9
+    texts = [models.token_ids(name)[row, :count] for row, count in enumerate((7, 5, 3))]
+    ids, mask = torch.zeros(2, 3, length, dtype=torch.long)
+    begins = [{"right": 0, "left": length - len(text), "both": (length - len(text)) // 2}[side] for text in texts]
+    for row, (text, begin) in enumerate(zip(texts, begins, strict=True)):
+        ids[row, begin : begin + len(text)], mask[row, begin : begin + len(text)] = text, 1
+    stack, heads = hooked.output_stack, [(0, 1), (1, 2)]
+    stream, z = torch.randn(1, 1, hooked.d_model), torch.randn(1, 1, hooked.n_heads, stack.d_head)
+    k = torch.randn(1, 1, stack.n_kv_heads, stack.d_head)
+
+    def changes(at: list[int]) -> list[Intervention]:
+        return [
+            Intervention.zero(heads, positions=at),
+            Intervention.replace("all", {0: k, 1: k}, point="k", positions=at),
+            Intervention.add("resid_pre", {1: stream}, layers=[1], positions=at),
+            Intervention.stream("mlp_out", [1], positions=at),
+            Intervention.attend(heads, "uniform", positions=at),
+            Intervention.remove_keys(heads, at),
+            Intervention.remove_keys(heads, "first", positions=at),
+            Intervention.reweight(heads, at, 5.0),
+            Intervention.zero_values(heads, at),
+            Intervention.replace_values(heads, at, {0: z, 1: z}),
+        ]
+
+    for number, change in enumerate(changes(positions)):
+        with hooked.intervene(change):
+            together = hooked.run({"input_ids": ids, "attention_mask": mask}).logits
+        for row, (text, begin) in enumerate(zip(texts, begins, strict=True)):
+            with hooked.intervene(changes([position % len(text) for position in positions])[number]):
+                alone = hooked.run(text[None]).logits[0]
+            torch.testing.assert_close(together[row, begin : begin + len(text)], alone, rtol=1e-4, atol=2e-5)
+            assert not torch.allclose(hooked.run(text[None]).logits[0], alone, atol=1e-4), str(change)
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda positions: am.Intervention.zero([(0, 1), (1, 2)], positions=positions),
-        lambda positions: am.Intervention.attend([(0, 1)], "uniform", positions=positions),
-        lambda positions: am.Intervention.remove_keys([(1, 0)], "first", positions=positions),
-        lambda positions: am.Intervention.stream("mlp_out", [1], positions=positions),
-    ],
-)
-def test_positions_from_the_end_are_those_of_each_text(make: Any, side: str) -> None:
-    """Texts of 7, 5 and 3 tokens: -1 and "last" select the last real token of each, as if it ran alone."""
-    hooked, given = models.hooked("bloom"), models.padded("bloom", side=side)
-    for positions, of_length in (("last", lambda n: [n - 1]), ([-3, -1, -2], lambda n: [n - 3, n - 2, n - 1])):
-        with hooked.intervene(make(positions)):
-            together = hooked.run(given).logits
-        for row, length in enumerate((7, 5, 3)):
-            real = slice(0, length) if side == "right" else slice(7 - length, 7)
-            ids = given["input_ids"][row : row + 1, real]
-            with hooked.intervene(make(of_length(length))):
-                alone = hooked.run(ids).logits
-            torch.testing.assert_close(together[row, real], alone[0], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(
-                hooked.run(ids).logits[0, : length - 3], alone[0, : length - 3], rtol=1e-4, atol=1e-5
-            )
-            assert not torch.allclose(hooked.run(ids).logits[0, -1], alone[0, -1], atol=1e-4)
-
-
-def test_positions_beyond_a_text_are_refused() -> None:
-    hooked, given = models.hooked("bloom"), models.padded("bloom")
-    with (
-        hooked.intervene(am.Intervention.zero("all", positions=[-4])),
-        pytest.raises(InputError, match=r"z of all heads .* at positions -4: a text has only 3 tokens, counted back"),
-    ):
+@pytest.mark.parametrize("position", [3, 6, -4])
+def test_positions_and_keys_that_a_text_does_not_have_are_refused(side: str, position: int) -> None:
+    hooked, given = models.hooked("bloom"), models.padded("bloom", side)
+    said = f"at positions {position}: position {position} is not in every text: the shortest has 3 tokens, -3 to 2"
+    with hooked.intervene(Intervention.zero("all", positions=[position])), pytest.raises(InputError, match=said):
         hooked.run(given)
+    for change in (
+        Intervention.remove_keys("all", [position]),
+        Intervention.reweight("all", [1, position], 2.0),
+        Intervention.zero_values("all", [position]),
+    ):
+        with hooked.intervene(change), pytest.raises(InputError, match=f"position {position} is not in every text"):
+            hooked.run(given)
 
 
 def test_the_last_position_of_a_decoder_is_that_of_its_own_tokens() -> None:

@@ -244,11 +244,11 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     "no keys": (lambda: Intervention.remove_keys("all", None), '`keys` must be "first", "special", .*; got None'),
     "empty keys": (
         lambda: Intervention.remove_keys("all", []),
-        r"`keys` must be a list of whole numbers, 0 or more; got \[\]",
+        r"`keys` must be a list of whole numbers, negative ones from the end of each text; got \[\]",
     ),
     "a key alone": (
         lambda: Intervention.zero_values("all", 0),
-        "`keys` must be a list of whole numbers, 0 or more; got 0",
+        "`keys` must be a list of whole numbers, negative ones from the end of each text; got 0",
     ),
     "half a mask": (
         lambda: Intervention.zero_values("all", torch.zeros(2, 3)),

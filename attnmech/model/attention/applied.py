@@ -51,19 +51,9 @@ class Applied:
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
         """True at the rows that it changes, for the texts that it changes; the tokens of `batch` are the rows."""
-        mask, chosen = batch.mask[self.part.texts], self.intervention.positions
-        if chosen is None:
-            return torch.ones_like(mask)
-        length, shortest = mask.shape[1], int(mask.sum(dim=1).min())
-        if max(chosen) >= length:
-            raise InputError(f"the text has only {length} positions, counted from 0.")
-        if -min(chosen) > shortest:
-            raise InputError(f"a text has only {shortest} tokens, counted back from -1.")
-        place = torch.arange(length, device=mask.device)
-        last = (place * mask).amax(dim=1, keepdim=True)
-        ahead = torch.tensor([position for position in chosen if position >= 0], device=mask.device)
-        back = torch.tensor([position + 1 for position in chosen if position < 0], device=mask.device)
-        return torch.isin(place, ahead) | torch.isin(place - last, back)
+        chosen = self.intervention.positions
+        rows = torch.ones_like(batch.mask) if chosen is None else batch.at(chosen)
+        return rows[self.part.texts]
 
     def at_point(self, value: Tensor, layer: int, batch: Batch) -> None:
         """Changes a value `[batch position ...]` (q, k, v, z, or the stream) in place."""
