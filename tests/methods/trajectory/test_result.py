@@ -41,8 +41,8 @@ def test_each_step_is_the_result_of_its_own_model(tmp_path: Path) -> None:
     first = run.of(name)
     most = max(range(len(run.layers)), key=lambda row: abs(float(first[1, row] - first[0, row])))
     one, two = (f"{float(first[step, most]):.3g}" for step in (0, 1))
-    change = f"{name.replace('_', ' ')} changes most in L{run.layers[most]}H{run.heads[most]}, from {one} (step-000) to {two} (step-008)."
-    assert run.lead.endswith(f"2 checkpoints, step-000 to step-008: {change}")
+    change = f"changes most in L{run.layers[most]}H{run.heads[most]}, from {one} (step-000) to {two} (step-008)."
+    assert run.lead.endswith(f"2 checkpoints, step-000 to step-008: {name.replace('_', ' ')} {change}")
 
 
 def test_models_and_names_may_be_given() -> None:
