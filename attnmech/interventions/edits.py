@@ -27,6 +27,7 @@ from torch import Tensor
 from ..basics.arguments import finite_number, option, shown
 from ..batch import Batch
 from ..errors import InputError
+from ..maths.softmax import left_for_sink
 from ..results.codec import packed
 from ..results.mean_qk import MeanQK
 from .place import BatchPart, Block, Place
@@ -239,6 +240,13 @@ class PatternEdit(Edit):
         """The new pattern of a block of rows, in all heads; `seen` is True at the keys that each row sees."""
         raise NotImplementedError
 
+    def with_sink(
+        self, pattern: Tensor, at_sink: Tensor | None, seen: Tensor, block: Block
+    ) -> tuple[Float[Tensor, "#batch #head #row key"], Float[Tensor, "#batch #head #row"] | None]:
+        """`new`, and the share that a sink takes of each row before and after; None without a sink."""
+        new = self.new(pattern, seen, block)
+        return new, None if at_sink is None else left_for_sink(new).expand_as(at_sink)
+
 
 @dataclass(frozen=True)
 class ReplacePattern(PatternEdit):
@@ -311,12 +319,17 @@ class Reweight(PatternEdit):
         return f"attention of {heads} to {keys_shown(self.keys)} is multiplied by {self.factor:g}"
 
     def new(self, pattern: Tensor, seen: Tensor, block: Block) -> Float[Tensor, "#batch #head #row key"]:
+        return self.with_sink(pattern, None, seen, block)[0]
+
+    def with_sink(
+        self, pattern: Tensor, at_sink: Tensor | None, seen: Tensor, block: Block
+    ) -> tuple[Float[Tensor, "#batch #head #row key"], Float[Tensor, "#batch #head #row"] | None]:
         chosen = _selected(self.keys, block.keys, block.part)[:, None, None, : pattern.shape[-1]]
         weighted = torch.where(chosen, self.factor * pattern, pattern)
-        # What a sink takes of a row stays with the sink; rows without keys stay 0.
-        sunk = (1 - pattern.sum(dim=-1, keepdim=True)).clamp(min=0)
-        total = weighted.sum(dim=-1, keepdim=True) + sunk
-        return torch.where(total > 0, weighted / total, 0.0)
+        # A sink is one more key. Its share is not 1 minus the others: beside a key with p near 1, that is rounding.
+        total = weighted.sum(dim=-1) + (0 if at_sink is None else at_sink)
+        total = torch.where(total > 0, total, 1.0)  # rows without keys stay 0
+        return weighted / total[..., None], None if at_sink is None else at_sink / total
 
 
 # -- the values of single heads --------------------------------------------------------------------------------

@@ -34,6 +34,11 @@ def softmax_with_sink(
     return whole[..., :-1], whole[..., -1]
 
 
+def left_for_sink(pattern: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
+    """What a sink takes of rows that were set by hand; of a softmax, `softmax_with_sink` gives it without cancellation."""
+    return (1 - pattern.sum(dim=-1)).clamp_min(0)
+
+
 @dataclass(frozen=True)
 class Attention:
     """The attention of a block of rows. Statistics that several observers need are computed once."""
@@ -43,6 +48,8 @@ class Attention:
     """The probabilities, in float32 at least."""
     edited: bool = False
     """Whether an edit has set the probabilities, so that they are no longer the softmax of the scores."""
+    at_sink: Float[Tensor, "batch head row"] | None = None
+    """The share of a row that a sink takes; None without a sink."""
 
     @cached_property
     def top(self) -> "Top":

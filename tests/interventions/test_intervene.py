@@ -272,6 +272,33 @@ def test_reweighted_rows(name: str) -> None:
         Intervention.reweight("all", [2], -1.0)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "gpt_oss"])
+@pytest.mark.parametrize("raised", [-16.0, 10.0, 14.0, 20.0, 40.0])
+def test_reweighted_rows_beside_a_key_with_nearly_all_or_none(name: str, raised: float) -> None:
+    """By hand: ln(factor) is added to the scores in float64, where 1 - p loses nothing, beside the sink's logit."""
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    one, both = [(1, 2)], ["scores", "pattern"]
+
+    def higher(scores: Tensor) -> Tensor:
+        return torch.cat((scores[..., :1] + raised, scores[..., 1:]), dim=-1)
+
+    def exact(scores: Tensor, added: Tensor) -> Tensor:
+        scores = scores[:, 2].double() + added
+        if name != "gpt_oss":
+            return scores.softmax(dim=-1)
+        sink = models.plain(name).model.layers[1].self_attn.sinks[2].detach().double().expand(*scores.shape[:2], 1)
+        return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+
+    for factors in ([0.25], [1e-7], [3e4], [1e-5, 1e3]):
+        changes = [Intervention.reweight(one, "first", factor) for factor in factors]
+        with hooked.hooks({("scores", 1): higher}), hooked.intervene(*changes):
+            acts = hooked.run(ids, both, layers=[1])
+        added = torch.zeros(ids.shape[1], dtype=torch.float64)
+        added[0] = sum(torch.tensor(factor, dtype=torch.float64).log() for factor in factors)
+        expected = exact(acts["scores", 1], added)[:, 1:]
+        torch.testing.assert_close(acts["pattern", 1][:, 2, 1:].double(), expected, rtol=1e-5, atol=1e-12)
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("name", FAMILIES)
 def test_keys_removed(name: str) -> None:

@@ -177,10 +177,9 @@ def _check_room(size: int, rows: int) -> None:
 def with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
     """Returns the pattern after a column for the sink's share, which is 0 in layers without a sink."""
     # Layers with and without a sink are compared, so every pattern has the column.
-    rest = block.pattern.new_zeros(*block.pattern.shape[:-1], 1)
-    if block.sink is not None:
-        rest = (1 - block.pattern.sum(dim=-1, keepdim=True)).clamp_min(0)
-    return torch.cat((rest, block.pattern), dim=-1)
+    at_sink = block.attention.at_sink
+    rest = block.pattern.new_zeros(block.pattern.shape[:-1]) if at_sink is None else at_sink
+    return torch.cat((rest[..., None], block.pattern), dim=-1)
 
 
 @dataclass(frozen=True, eq=False)

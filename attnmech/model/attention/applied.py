@@ -15,6 +15,7 @@ from ...interventions.edits import Edit, KeyEdit, PatternEdit, PointEdit, TermEd
 from ...interventions.intervention import Intervention
 from ...interventions.place import BatchPart, Block
 from ...maths.scores import ScoreParts
+from ...maths.softmax import Attention
 from ...points import PointKey, full_name
 from ...results.mean_qk import MeanQK
 from ..parts.mask import MaskRule
@@ -147,27 +148,31 @@ class AppliedInLayer:
 
     def on_pattern(
         self,
-        pattern: Float[Tensor, "batch head row key"],
+        attention: Attention,
         removed: Bool[Tensor, "batch head row key"] | None,
         queries: Batch,
         keys: Batch,
         mask: MaskRule,
         rows: range,
-    ) -> Float[Tensor, "batch head row key"]:
-        """The pattern after all edits; rows left without keys are 0."""
+    ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None]:
+        """The pattern and the share of a sink after all edits; rows left without keys are 0."""
+        pattern, at_sink = attention.pattern, attention.at_sink
         seen = mask.visible(rows)[..., : pattern.shape[-1]].expand_as(pattern)
         if removed is not None:
             seen = seen & ~removed
             pattern = pattern.masked_fill(removed.any(dim=-1, keepdim=True) & ~seen.any(dim=-1, keepdim=True), 0.0)
-        pattern = pattern.clone()
+        pattern, at_sink = pattern.clone(), None if at_sink is None else at_sink.clone()
         for change, edit in self._of(PatternEdit):
             texts, heads = cells = change.cells(self.layer)
             with change.named():
                 block = Block(self.layer, change.part, queries, keys, slice(rows.start, rows.stop), pattern.shape[-1])
-                new = edit.new(pattern[texts], seen[texts], block)[:, heads]
-                here = change.rows(queries)[:, None, block.rows, None]
-            pattern[cells] = torch.where(here, new.to(pattern), pattern[cells])
-        return pattern
+                sunk = None if at_sink is None else at_sink[texts]
+                new, sunk = edit.with_sink(pattern[texts], sunk, seen[texts], block)
+                here = change.rows(queries)[:, None, block.rows]
+            if at_sink is not None and sunk is not None:
+                at_sink[cells] = torch.where(here, sunk[:, heads], at_sink[cells])
+            pattern[cells] = torch.where(here[..., None], new[:, heads].to(pattern), pattern[cells])
+        return pattern, at_sink
 
     def change_of_values(self, v: Tensor, heads: int, keys: Batch) -> Float[Tensor, "batch head key d_value"] | None:
         """The values that each head reads minus v `[batch kv_head key d_value]`; None if none differ."""

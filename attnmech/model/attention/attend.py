@@ -22,7 +22,7 @@ from ...errors import InputError, UnsupportedModelError
 from ...maths.blocks import block_bytes
 from ...maths.relative import Relative
 from ...maths.scores import ScoreParts
-from ...maths.softmax import Attention, softmax_with_sink
+from ...maths.softmax import Attention, left_for_sink, softmax_with_sink
 from ...points import full_name
 from ...results.mean_qk import MeanQK
 from ..parts.mask import MaskRule, mask_rule, rule_of
@@ -189,15 +189,20 @@ class _Layer:
 
     def edited(self, attention: Attention, removed: Tensor | None, rows: range) -> Attention:
         """The attention after interventions and hooks on its pattern."""
-        site, pattern = self.site, attention.pattern
+        site, pattern, at_sink = self.site, attention.pattern, attention.at_sink
         if self.changes is not None and self.changes.edits_pattern:
-            pattern = self.changes.on_pattern(pattern, removed, site.queries_batch, site.keys_batch, self.mask, rows)
+            pattern, at_sink = self.changes.on_pattern(
+                attention, removed, site.queries_batch, site.keys_batch, self.mask, rows
+            )
         edited = pattern is not attention.pattern
         if site.wants("pattern"):
             visited = site.visit("pattern", pattern)
             # A hook that changes no number may still change gradients, by `detach`.
-            edited, pattern = edited or not (visited is pattern or torch.equal(visited, pattern)), visited
-        return attention if pattern is attention.pattern else Attention(attention.scores, pattern, edited)
+            hooked = not (visited is pattern or torch.equal(visited, pattern))
+            edited, pattern = edited or hooked, visited
+            if hooked and at_sink is not None:
+                at_sink = left_for_sink(pattern)
+        return attention if pattern is attention.pattern else Attention(attention.scores, pattern, edited, at_sink)
 
     def weighted_values(self, pattern: Tensor, keys: slice | Tensor) -> Float[Tensor, "batch row head d_value"]:
         """Σ_j pattern_ij v_j, in the model's precision."""
@@ -241,7 +246,7 @@ def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> 
     """The softmax of a block of rows, shown to the running certificate."""
     pattern, at_sink = softmax_with_sink(scores, sink)
     site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
-    return Attention(scores, pattern)
+    return Attention(scores, pattern, at_sink=at_sink)
 
 
 def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
