@@ -3,6 +3,8 @@
 import os
 import sys
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +25,26 @@ torch.set_num_threads(1)
 # No deadlines, since the machine may be busy; derandomised, so that a failing check fails again.
 settings.register_profile("attnmech", deadline=None, derandomize=True)
 settings.load_profile("attnmech")
+
+
+CERTIFICATES = "ATTNMECH_CERTIFICATES"
+PROVING = {"model", "families", "device"}
+"""The folders whose tests prove every model; the others take the certificates of earlier tests."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes a folder for the certificates of this run, which workers and programs share."""
+    if not hasattr(config, "workerinput"):
+        folder = TemporaryDirectory(ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ[CERTIFICATES] = folder.name
+
+
+@pytest.fixture(autouse=True)
+def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves every model in the tests of `PROVING`."""
+    if request.path.relative_to(Path(__file__).parent).parts[0] in PROVING:
+        monkeypatch.setenv(CERTIFICATES, "")
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -238,7 +238,7 @@ METHODS: list[Case] = [
     (lambda: am.ablate_heads(models.fresh("gpt2"), TEXT), InputError, "the model must come from am.load"),
     (lambda: am.decompose_scores(None, TEXT), InputError, "the model must come from am.load; got None."),
     (lambda: am.certify(demo, full=1), InputError, "`full` must be True or False; got 1."),
-    (lambda: am.load(certify="long"), InputError, "`certify` must be one of short, full; got 'long'."),
+    (lambda: am.load(certify="long"), InputError, "`certify` must be one of short, full, again; got 'long'."),
     (lambda: am.certify("gpt2"), InputError, "the model must come from am.load; got 'gpt2'."),
     (lambda: am.report("gpt2", TEXT), InputError, "the model must come from am.load"),
     (lambda: am.ablate_heads(demo, np.array(1)), InputError, "token ids must have the shape"),

@@ -47,6 +47,11 @@ def path_of(value: str | Path, error: type[AttnmechError] = InputError) -> Path:
     return path
 
 
+def cache_folder(name: str) -> Path:
+    """A folder for what can be made again: `attnmech/NAME` in `$XDG_CACHE_HOME`, by default `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attnmech" / name
+
+
 class writing:
     """Writes a file whole or not at all: the block writes a draft, which replaces the file if the block succeeds.
 

@@ -475,7 +475,7 @@ def check(
         from ..model.files.load import load
 
         step("loading and certifying the model")
-        hooked = load(model, device=device, dtype=dtype, certify="full" if full else "short")
+        hooked = load(model, device=device, dtype=dtype, certify="full" if full else "again")
         outputs.write(hooked.certificate.to_frame())
     if as_json:
         print_summary(certificate_summary(hooked, hooked.certificate, outputs.names), rows=0, as_json=True)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
+from ...basics.files import cache_folder
 from ...basics.messages import first_line
 from ...errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError
 from ..structure.plan import architectures_of
@@ -75,13 +75,8 @@ def dequantised(path: Path) -> Dequantised:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelNotFoundError(f"{path} cannot be read: {first_line(error)}") from error
-    copy = cache() / f"{digest}-transformers-{transformers.__version__}-{_FORMAT}"
+    copy = cache_folder("gguf") / f"{digest}-transformers-{transformers.__version__}-{_FORMAT}"
     return _whole(copy) or _made(path, copy)
-
-
-def cache() -> Path:
-    """The folder of all copies: `attnmech/gguf` in `$XDG_CACHE_HOME`, or in `~/.cache` if that is not set."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attnmech" / "gguf"
 
 
 # -- a copy ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from ..own.structure import read_own
 from ..parts.memory import names_lack_of_memory
 from ..parts.settings import require_own_settings
 from ..parts.weights import check_finite, check_real
-from ..proof.certify import certify_with, check_runs
+from ..proof.certify import check_runs, prove
 from ..proof.depth import FULL, SHORT
 from ..proof.probe import Passes
 from ..run.hooked import HookedModel
@@ -64,7 +64,7 @@ def load(
     example: Any = None,
     labels: Labels = None,
     processor: Any = None,
-    certify: Literal["short", "full"] = "short",
+    certify: Literal["short", "full", "again"] = "short",
 ) -> HookedModel:
     """Loads a model with named, proven activation points.
 
@@ -109,6 +109,12 @@ def load(
     float32 copy in `~/.cache/attnmech/gguf` (in `$XDG_CACHE_HOME/attnmech/gguf`, if that is set), which can be deleted
     at any time.
 
+    The certificate of a model that consists of transformers' own code is kept in `~/.cache/attnmech/certificates`, and
+    found again if weights, config, precision, device and the versions of all libraries are the same. It is then only
+    checked that attnmech's output is that of plain transformers, and `model.certificate.proven_on` is the day of the
+    proof. `certify="again"` proves anew; the environment variable ATTNMECH_CERTIFICATES names another folder, or, set
+    to nothing, switches this off.
+
     Warns with `UnprovenWarning` if a check of the certificate failed; the points that it concerns are then refused.
 
     Args:
@@ -127,7 +133,8 @@ def load(
             "source" and one for "target"; for images, an `am.PatchGrid`.
         processor: converts pictures and recordings, if the folder has no processor (preprocessor_config.json). If it
             also holds a tokenizer (Whisper), that is used too.
-        certify: "full" runs the longer proof of `am.certify(model, full=True)`.
+        certify: "again" proves a model that was proven before; "full" runs the longer proof of
+            `am.certify(model, full=True)`.
 
     Returns:
         The model, with its certificate.
@@ -146,7 +153,7 @@ def load(
     kind, place = _dtype(dtype), _device(device)
     _require_precision(place, kind)
     optional_flag("bos", bos)
-    depth = {"short": SHORT, "full": FULL}[option("certify", certify, ("short", "full"))]
+    depth = FULL if option("certify", certify, ("short", "full", "again")) == "full" else SHORT
     _check_tokenizer(tokenizer)
     if architecture is not None and not isinstance(architecture, Architecture):
         raise InputError(f"`architecture` must be an am.Architecture; got {shown(architecture)}.")
@@ -195,7 +202,8 @@ def load(
         check_joined(split, passes)
     if bridge is not None:
         bridge.check(passes)
-    certify_with(passes)
+    is_plain = architecture is None and bridge is None and split is None
+    prove(passes, again=certify != "short", kept=is_plain and certify != "full")
     if not model.certificate.ok:
         warn_user(f"{name}: {model.certificate.verdict}", UnprovenWarning)
     return model

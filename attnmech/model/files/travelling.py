@@ -23,6 +23,7 @@ from ..parts.certificate import Certificate
 from ..parts.packed import packed_projections
 from ..run.hooked import HookedModel
 from ..structure.architecture import Architecture
+from ..structure.copies import has_own_hooks
 from ..structure.rewritten import rewritten
 from .load import from_files
 
@@ -60,7 +61,7 @@ class Blueprint:
                 f"{model.name} is quantised, and its packed weights are not sent to worker processes; use "
                 'engine="local".'
             )
-        if _has_own_hooks(original):
+        if has_own_hooks(original):
             raise UnsupportedModelError(
                 f"{model.name} has forward hooks, which are not sent to worker processes; remove them before am.load, "
                 f"or set them by model.hooks(...)."
@@ -125,13 +126,6 @@ class Blueprint:
             f"worker processes cannot build {self.name} ({why}). Save it to a folder that they can read, and give "
             "am.load that folder."
         )
-
-
-def _has_own_hooks(model: nn.Module) -> bool:
-    """Whether modules have forward hooks besides those by which transformers records outputs."""
-    parts = [(part._forward_hooks, part._forward_pre_hooks) for part in model.modules()]
-    hooks = [hook for kinds in parts for held in kinds for hook in held.values()]
-    return not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
 def stored(model: nn.Module) -> dict[str, Tensor]:

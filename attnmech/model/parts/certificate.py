@@ -79,6 +79,8 @@ class Certificate:
 
     left_out: str = ""
     """Maps each layer without attention to what it has instead."""
+    proven_on: str = ""
+    """The day of the proof, if an earlier load made it ("2026-11-27")."""
 
     @property
     def ok(self) -> bool:

@@ -45,6 +45,7 @@ from .probe import (
     output_of,
     with_least,
 )
+from .remembered import remember, remembered
 from .texts import beginning_of, each_token_changed, end_changed, padded_batch, text_of
 
 _EVERY_POINT: Final = tuple(POINTS)
@@ -103,6 +104,34 @@ def certify_with(passes: Passes) -> Certificate:
     if not model.edited:
         model.certificate = certificate
     return certificate
+
+
+def prove(passes: Passes, *, again: bool, kept: bool) -> None:
+    """Gives a model its certificate.
+
+    If it may be `kept`, an earlier load's certificate is taken unless it is wanted `again`, and a new one is kept.
+    """
+    certificate = remembered(passes.model) if kept and not again else None
+    if certificate is not None and _still_holds(passes):
+        passes.model.certificate = certificate
+        return
+    certify_with(passes)
+    if kept:
+        remember(passes.model)
+
+
+def _still_holds(passes: Passes) -> bool:
+    """Whether the output is still that of plain transformers, in a pass that captures nothing else."""
+    probe = _Statements(passes, passes.model.output_stack)
+    try:
+        with passes.model.in_force.unchecked():
+            ours = probe.output(passes.batch)
+        real = probe.comparable(ProbeRun(passes.batch, {}, frozenset()), "logits", None, ours)
+        return bool(probe.compare("transformers", "", (), ours, passes.plain, real=real).passed)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # the proof, which follows, says what is wrong
+        return False
 
 
 def _checked(probe: Probe, made: Check | Statement | Exception) -> Check:

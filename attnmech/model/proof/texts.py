@@ -154,7 +154,7 @@ def _random_ids(model: HookedModel, shape: tuple[int, ...], generator: torch.Gen
 def _other_ids(model: HookedModel, ids: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """Each token replaced by another."""
     known = _text_ids(model).to(ids.device)
-    return known[(torch.searchsorted(known, ids) + max(1, len(known) // 2)) % len(known)]
+    return known[(torch.searchsorted(known, ids.contiguous()) + max(1, len(known) // 2)) % len(known)]
 
 
 def _last_padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -91,6 +91,13 @@ def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:
     )
 
 
+def has_own_hooks(model: nn.Module) -> bool:
+    """Whether modules have forward hooks besides those by which transformers records outputs."""
+    parts = [(part._forward_hooks, part._forward_pre_hooks) for part in model.modules()]
+    hooks = [hook for kinds in parts for held in kinds for hook in held.values()]
+    return not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+
+
 def forget_lengths(model: nn.Module) -> None:
     """Makes a model recompute rotary tables that depend on a text's length (dynamic, longrope) in each pass.
 
