@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import compress
 
 import torch
@@ -53,6 +54,8 @@ class Batch:
     """Maps token ids to their labels; None if positions are not tokens, as in images."""
     pieces: tuple[tuple[str | bytes, ...], ...] | None = None
     """What each token holds of the text (`attnmech.model.parts.pieces`); None if `tokens` says it."""
+    sources: Int[Tensor, " batch"] | None = None
+    """For each text of a corpus, a hash of the text as given, the same for every tokenizer."""
 
     def on(self, device: torch.device) -> "Batch":
         """The batch on a device."""
@@ -125,6 +128,7 @@ class Batch:
             pieces=self.pieces and tuple(self.pieces[row] for row in chosen.tolist()),
             target=None if self.target is None else self.target.texts(chosen),
             extra=extra,
+            sources=None if self.sources is None else self.sources[chosen.cpu()],
         )
 
     def alone(self, text: int) -> "Batch":
@@ -190,18 +194,24 @@ class Batch:
         return self.mask & (torch.isin(ahead, wanted) | torch.isin(back, wanted))
 
     @property
+    def contents(self) -> Int[Tensor, " batch"]:
+        """For each text, a number that its copies share: `sources` in a corpus, else `digests`."""
+        return self.digests if self.sources is None else self.sources
+
+    @cached_property
     def digests(self) -> Int[Tensor, " batch"]:
-        """For each text, the first 64 bits of the SHA-256 of its input without padding."""
+        """For each text, the first 64 bits of the SHA-256 of its input without padding: the same for copies."""
+        here = self.on(torch.device("cpu"))
         digests = []
-        for row, real in enumerate(self.mask):
-            digest = hashlib.sha256(_bytes_of(self.ids[row][real]))
-            for name, value in sorted(self.extra.items()):
+        for row, real in enumerate(here.mask):
+            digest = hashlib.sha256(bytes_of(here.ids[row][real]))
+            for name, value in sorted(here.extra.items()):
                 # All texts share an input with a single row.
-                own = value[row if len(value) == len(self.ids) else 0]
-                digest.update(name.encode() + _bytes_of(own[real] if own.shape[:1] == real.shape else own))
-            if self.target is not None:
-                digest.update(_bytes_of(self.target.ids[row][self.target.mask[row]]))
-            digests.append(int.from_bytes(digest.digest()[:8], signed=True))
+                own = value[row if len(value) == len(here.ids) else 0]
+                digest.update(name.encode() + bytes_of(own[real] if own.shape[:1] == real.shape else own))
+            if here.target is not None:
+                digest.update(bytes_of(here.target.ids[row][here.target.mask[row]]))
+            digests.append(first_bits(digest.digest()))
         return torch.tensor(digests)
 
     @property
@@ -210,5 +220,11 @@ class Batch:
         return not bool(self.mask.all())
 
 
-def _bytes_of(value: Tensor) -> bytes:
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def first_bits(digest: bytes) -> int:
+    """The first 64 bits of a hash, as a number that fits into a tensor."""
+    return int.from_bytes(digest[:8], signed=True)
+
+
+def bytes_of(value: Tensor) -> bytes:
+    """The bytes of a tensor on the CPU."""
+    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -4,6 +4,16 @@ from dataclasses import dataclass
 from typing import Final
 
 
+def counted(count: int, distinct: int | None = None, noun: str = "text") -> str:
+    """The number of texts in words, and how many are left if copies count once.
+
+    >>> counted(1), counted(14, 14), counted(14, 3, "pair")
+    ('1 text', '14 texts', '14 pairs (3 distinct)')
+    """
+    apart = "" if distinct is None or distinct == count else f" ({distinct:,} distinct)"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}{apart}"
+
+
 @dataclass(frozen=True)
 class Nouns:
     """The words for an input and its positions, in sentences and figures.

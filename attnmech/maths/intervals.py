@@ -21,6 +21,7 @@ from scipy.stats import t as student_t
 from torch import Tensor
 
 from ..basics.arguments import finite_number
+from .copies import over_copies
 
 LEVEL: Final = 0.95
 LEAST_TEXTS: Final = 5
@@ -49,7 +50,8 @@ class TextMeans:
     """Means R = Σ_t y_t / Σ_t n_t of many quantities over the same texts, with their intervals.
 
     y_t is a text's sum, and n_t its size, such as its number of rows: a mean of one value per text has n_t = 1. A text
-    for which both are 0 does not count for that quantity.
+    for which both are 0 does not count for that quantity. Copies of a text are one text, with their sums: they weigh in
+    the mean as often as they occur, but they are no further evidence. `copies` is as `copies_of` returns it.
 
     >>> values = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [0.0, 1.0, -1.0, 0.5, 0.0, -0.5, 0.0]])
     >>> means = TextMeans.of_values(values)
@@ -63,17 +65,23 @@ class TextMeans:
     below: Float[Tensor, "*place text"]
 
     @classmethod
-    def of_values(cls, values: Float[Tensor, "*place text"]) -> Self:
+    def of_values(cls, values: Float[Tensor, "*place text"], copies: Sequence[int] = ()) -> Self:
         """Takes means of one value per text; NaN where a text has no value."""
-        return cls.of_ratio(values, torch.ones_like(values))
+        return cls.of_ratio(values, torch.ones_like(values), copies)
 
     @classmethod
-    def of_ratio(cls, above: Float[Tensor, "*place text"], below: Float[Tensor, "*#place text"]) -> Self:
+    def of_ratio(
+        cls, above: Float[Tensor, "*place text"], below: Float[Tensor, "*#place text"], copies: Sequence[int] = ()
+    ) -> Self:
         """Takes Σ above / Σ below; a text counts if both are numbers."""
         below = below.double().expand_as(above)
         above = above.double()
         there = ~(above.isnan() | below.isnan())
-        return cls(above.where(there, 0.0), below.where(there, 0.0))
+        return cls(above.where(there, 0.0), below.where(there, 0.0)).merged(copies)
+
+    def merged(self, copies: Sequence[int]) -> Self:
+        """The same means, with the copies of each text as one text."""
+        return type(self)(over_copies(self.above, copies), over_copies(self.below, copies)) if copies else self
 
     @cached_property
     def mean(self) -> Float[Tensor, "*place"]:

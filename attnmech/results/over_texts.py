@@ -3,26 +3,41 @@ step).
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..maths.copies import distinct_of
 from ..maths.intervals import LEVEL, TextMeans, checked_level
+from .provenance import Provenance
 
 
 class OverTexts:
     """Means over texts with their intervals; a subclass supplies the values."""
+
+    provenance: Provenance
 
     @property
     @abstractmethod
     def _measured_values(self) -> Float[Tensor, "*place text"]:
         """The value at each place on each text; NaN where it was not measured."""
 
+    @property
+    def _copies(self) -> Sequence[int]:
+        """Which texts are copies of others (`copies_of`)."""
+        return self.provenance.copies
+
+    @property
+    def _distinct(self) -> int:
+        """The number of texts if copies count once."""
+        return distinct_of(self._copies, self._measured_values.shape[-1])
+
     @cached_property
     def _means(self) -> TextMeans:
-        return TextMeans.of_values(self._measured_values)
+        return TextMeans.of_values(self._measured_values, self._copies)
 
     def interval(self, level: float = LEVEL) -> Any:
         """Low and high end of the pointwise t interval over texts, `[*place]`; NaN for fewer than five texts."""

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any, Self
 
 from ..errors import InputError
+from ..maths.copies import copies_of, distinct_of
 
 _PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
 
@@ -42,6 +43,12 @@ class Provenance:
     tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=lambda: dict(_versions()))
+    copies: tuple[int, ...] = ()
+    """For each text, the number of the first text that is the same; empty if all differ, or for a corpus."""
+
+    def distinct(self, texts: int) -> int:
+        """How many of the texts differ from one another."""
+        return distinct_of(self.copies, texts)
 
     def to_dict(self) -> dict[str, Any]:
         """The provenance as plain JSON values."""
@@ -53,6 +60,7 @@ class Provenance:
             "tokens": [list(row) for row in self.tokens],
             "options": dict(self.options),
             "versions": dict(self.versions),
+            "copies": list(self.copies),
         }
 
     @property
@@ -128,7 +136,13 @@ class Provenance:
             self.edits if edits == others else (both(edits, others),),
             self.tokens if self.tokens == other.tokens else (),
             {name: both(self.options.get(name), other.options.get(name)) for name in names},
+            copies=self._copies_with(other) if self.same_texts(other) else (),
         )
+
+    def _copies_with(self, other: "Provenance") -> tuple[int, ...]:
+        """Which pairs of texts of two results are copies: those of which both texts are."""
+        texts = max(len(self.copies), len(other.copies))
+        return copies_of(zip(self.copies or range(texts), other.copies or range(texts), strict=True))
 
     def versus(self, other: "Provenance") -> str:
         """How two results differ, in a few words: "model demo − gpt2, inputs 1f3a… − 77b0…"."""
@@ -160,6 +174,7 @@ class Provenance:
             tokens,
             values["options"],
             values["versions"],
+            tuple(values.get("copies", ())),
         )
 
 

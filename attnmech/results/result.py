@@ -10,6 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from ..basics.fields import check_fields
+from ..basics.nouns import counted
 from ..basics.public import check_methods
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
 from ..draw.html_file import WritesHtml, returns_page
@@ -273,10 +274,15 @@ class TextResult(PagedResult):
         """The number of texts on which the result was measured."""
 
     @property
+    def _n_distinct(self) -> int:
+        """The number of texts if copies count once."""
+        return self.provenance.distinct(self._n_texts)
+
+    @property
     def _texts(self) -> str:
         """The number of texts, in words."""
-        counted = (self,) if self.parts is None or self.paired else self.parts
-        return " against ".join("1 text" if part._n_texts == 1 else f"{part._n_texts} texts" for part in counted)
+        measured = (self,) if self.parts is None or self.paired else self.parts
+        return " against ".join(counted(part._n_texts, part._n_distinct) for part in measured)
 
     @property
     def _opening(self) -> str:

@@ -110,15 +110,22 @@ def no_interval(texts: int) -> str:
     return f"; {count} too few for an interval, which needs {LEAST_TEXTS} or more"
 
 
-def interval_note(texts: int) -> str:
-    """The note below a table about its intervals."""
+def interval_note(texts: int, copies: int = 0) -> str:
+    """The note below a table about its intervals, over distinct texts and some copies of them.
+
+    >>> interval_note(3, 1)[-82:]
+    'which needs 5 or more. 1 text is a copy of another; copies of a text count as one.'
+    """
+    are = "text is a copy of another" if copies == 1 else "texts are copies of others"
+    counted_once = f" {copies:,} {are}; copies of a text count as one." if copies else ""
     if texts < LEAST_TEXTS:
-        return f"No intervals{no_interval(texts)}.".replace("; ", ": ", 1)
+        return f"No intervals{no_interval(texts)}.".replace("; ", ": ", 1) + counted_once
     return (
         "Intervals are pointwise 95 % t intervals over texts. Agreeing: the number of texts with the sign of the mean. "
         "Clear: more texts than chance allows have one sign, that of the mean (exact sign test at 5 %, corrected for "
         "all shown by Holm's procedure). Clear size: the simultaneous 95 % interval over all shown excludes 0. One "
         "text: a single text carries more than half of the sum of sizes, and the size is not called clear."
+        f"{counted_once}"
     )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..basics.arguments import flag, integer, optional_flag, shown, whole_number
 from ..basics.files import path_of
 from ..basics.messages import first_line
 from ..basics.public import public
-from ..batch import Batch
+from ..batch import Batch, bytes_of, first_bits
 from ..errors import InputError
 from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
 from ..model.inputs.processors import Picture
@@ -282,6 +282,16 @@ def batches(
     return reading.batches(inputs, tokens_per_batch, window)
 
 
+def contents_of(parts: Sequence[CorpusBatch]) -> list[int]:
+    """The digest of each text, by its number; the same for copies."""
+    digests = {
+        number: digest
+        for part in parts
+        for number, digest in zip(part.documents.tolist(), part.batch.digests.tolist(), strict=True)
+    }
+    return [digests[number] for number in sorted(digests)]
+
+
 def is_one_batch(model: HookedModel, inputs: Any) -> bool:
     """Whether inputs are those of a single run; a tuple holds the arguments of one call of a user's own module."""
     one = isinstance(inputs, str | Ids | Mapping | Batch | Path | Picture) or is_chat(inputs)
@@ -320,6 +330,8 @@ class _Document:
     number: int
     ids: Int[Tensor, " position"]
     truncated: bool
+    source: int
+    """A hash of the text, or of ids given instead, which copies share."""
 
 
 @dataclass(frozen=True)
@@ -362,7 +374,8 @@ class _Reading:
             first = self._seen
             if isinstance(item, str):
                 # A lone surrogate is refused by the shard that tokenizes the text.
-                self._whole.note("text", hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest())
+                text = hashlib.sha256(item.encode("utf-8", "surrogatepass"))
+                self._whole.note("text", text.hexdigest())
                 if not self._takes(first):
                     self._seen += 1
                     continue
@@ -379,7 +392,10 @@ class _Reading:
             long = isinstance(item, str) and len(item) > MOST_CHARACTERS
             numbers = [number for number in range(first, self._seen) if self._takes(number)]
             if not isinstance(read, Batch):
-                yield from (self._document(number, read[number - first], cut=long) for number in numbers)
+                for number in numbers:
+                    ids = read[number - first]
+                    digest = text if isinstance(item, str) else hashlib.sha256(bytes_of(ids))
+                    yield self._document(number, ids, first_bits(digest.digest()), cut=long)
             elif numbers:
                 yield _AsGiven(numbers, read.texts(torch.tensor([number - first for number in numbers])))
 
@@ -398,17 +414,17 @@ class _Reading:
         self._encoder.check_length(batch)
         return batch
 
-    def _document(self, number: int, ids: Tensor, *, cut: bool) -> _Document:
+    def _document(self, number: int, ids: Tensor, source: int, *, cut: bool) -> _Document:
         """A document; `cut` says whether its text was cut before it was tokenized."""
         limit = self._model.architecture.position_limit
         if limit is None or len(ids) <= limit:
-            return _Document(number, ids, truncated=cut)
+            return _Document(number, ids, cut, source)
         if not self._truncate:
             raise InputError(
                 f"document {number} has {len(ids)} tokens, but this model has {limit} positions; split it, or give "
                 f"truncate=True to cut it after {limit}."
             )
-        return _Document(number, ids[:limit], truncated=True)
+        return _Document(number, ids[:limit], True, source)
 
     def _packed(self, window: Sequence[_Document], tokens_per_batch: int) -> Iterator[CorpusBatch]:
         for document in window:
@@ -417,6 +433,7 @@ class _Reading:
         for group in _groups(window, tokens_per_batch):
             assert isinstance(self._encoder, Encoder)
             batch = self._encoder.padded([document.ids for document in group])
+            batch = replace(batch, sources=torch.tensor([document.source for document in group]))
             numbers = torch.tensor([document.number for document in group])
             yield CorpusBatch(batch, numbers, sum(document.truncated for document in group), digest)
 

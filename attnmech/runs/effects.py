@@ -152,7 +152,7 @@ class Effects(OverTexts, TextResult):
     @property
     def note(self) -> str:
         """A note on the intervals, or on why there are none."""
-        return interval_note(self._n_texts)
+        return interval_note(self._n_distinct, self._n_texts - self._n_distinct)
 
     def plot(self) -> "go.Figure":
         """A map of layers × heads (or positions), coloured by the effect, pale where it is not clear; hovering shows

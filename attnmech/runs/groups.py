@@ -1,11 +1,12 @@
-"""Keeps sums per document in bounded memory: beyond 256 documents, sums are added up in groups.
+"""Keeps sums per text in bounded memory: beyond 256 distinct texts, sums are added up in groups.
 
-A document's group is its number modulo a power of two: the largest power with at most 256 groups. Up to 256 documents,
-every document is a separate group. The groups depend only on the set of documents, not on their order or shards. Groups
-of documents are as independent as documents, so intervals over groups keep their coverage.
+A text's group is the hash of its content (`Batch.contents`) modulo a power of two: the largest power with at most 256
+groups. Up to 256 distinct texts, every one is a separate group; copies of a text share its group, since they are no
+further evidence. The groups depend only on the set of texts, not on their order or shards. Groups of texts are as
+independent as texts, so intervals over groups keep their coverage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,25 +18,22 @@ GROUPS: Final = 256
 """The largest number of groups."""
 
 _NO_MODULUS: Final = 2**62
-"""A number larger than that of any document."""
+"""The modulus as long as every distinct text is a separate group."""
 
 State = dict[str, Tensor]
 
 
-def by_group(
-    state: State, documents: Int[Tensor, " document"], summed: Sequence[str], most: int | None = None
-) -> State:
-    """Adds up sums by document (the last axis of the entries `summed`) to sums by group, and adds the groups to the
-    state.
+def by_group(state: State, contents: Int[Tensor, " text"], summed: Sequence[str], most: int | None = None) -> State:
+    """Adds up sums by text (the last axis of the entries `summed`) to sums by group, and adds the groups to the state.
 
     `most` is the maximum number of groups, if sums are so large that fewer than `GROUPS` groups fit.
     """
-    ungrouped = {**state, "groups": documents.long().cpu(), "modulus": torch.tensor([_NO_MODULUS])}
+    ungrouped = {**state, "groups": contents, "modulus": torch.tensor([_NO_MODULUS])}
     return _folded(ungrouped, summed, most)
 
 
 def joined(one: State, other: State, summed: Sequence[str], most: int | None = None) -> State:
-    """The sums by group of two states, over any documents."""
+    """The sums by group of two states, over any texts."""
     modulus = torch.minimum(one["modulus"], other["modulus"])
     both = torch.cat((one["groups"], other["groups"]))
     modulus = _modulus(both, modulus, GROUPS if most is None else most)
@@ -53,18 +51,23 @@ def joined(one: State, other: State, summed: Sequence[str], most: int | None = N
     return {**sums, "groups": groups, "modulus": modulus}
 
 
+def distinct_texts(state: Mapping[str, Tensor], texts: int) -> int:
+    """The number of texts if copies count once, as far as it is known: beyond 256 distinct texts, all count."""
+    return len(state["groups"]) if int(state["modulus"]) == _NO_MODULUS else texts
+
+
 def _folded(state: State, summed: Sequence[str], most: int | None) -> State:
     nothing = {name: state[name][..., :0] for name in summed}
     empty = {**nothing, "groups": state["groups"][:0], "modulus": state["modulus"]}
     return {**state, **joined(empty, state, summed, most)}
 
 
-def _modulus(numbers: Int[Tensor, " document"], modulus: Int[Tensor, "1"], most: int) -> Int[Tensor, "1"]:
+def _modulus(numbers: Int[Tensor, " text"], modulus: Int[Tensor, "1"], most: int) -> Int[Tensor, "1"]:
     """The largest power of two, `modulus` or less, that leaves at most `most` groups."""
     while len(_distinct(numbers % modulus)) > most:
         modulus = modulus // 2
     return modulus
 
 
-def _distinct(numbers: Int[Tensor, " document"]) -> Int[Tensor, " group"]:
+def _distinct(numbers: Int[Tensor, " text"]) -> Int[Tensor, " group"]:
     return torch.from_numpy(np.unique(numbers.numpy()))

@@ -1,7 +1,7 @@
 """Computes metrics: one number per text, from the logits of a run."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ..basics.arguments import dense, shown
-from ..batch import Batch
+from ..batch import Batch, bytes_of
 from ..errors import InputError
+from ..maths.copies import copies_of
 from ..maths.float64 import as_float64
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
 from ..model.run.hooked import HookedModel
@@ -146,6 +147,13 @@ class Metric:
                 'metric="log_probability" is for models that predict the next token; this model can see it.'
             )
         return cls("log_probability", endings=answer_tokens(model, answers, texts))
+
+    def copies(self, contents: Sequence[Hashable]) -> tuple[int, ...]:
+        """Which texts are copies (`copies_of`): texts with the same content and the same answers."""
+        answers = [
+            map(bytes_of, tokens.cpu()) for tokens in (self.answers, self.against, self.endings) if tokens is not None
+        ]
+        return copies_of(zip(contents, *answers, strict=True))
 
     @property
     def needs_clean(self) -> bool:

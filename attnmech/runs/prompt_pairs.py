@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..basics.arguments import integer, listed, shown
@@ -9,7 +10,7 @@ from ..errors import InputError
 from ..interventions import Positions, Values
 from ..model.run.hooked import HookedModel
 from .ablations import one_by_one
-from .corpus import CorpusBatch, batches
+from .corpus import CorpusBatch, batches, contents_of
 from .reference import captured
 
 
@@ -34,6 +35,11 @@ class PromptPairs:
         prompts = _prompts(parts, label)
         _check_pairs(prompts, _prompts(others, label))
         return cls(parts, others, (clean, corrupted), [len(prompt.queries) for prompt in prompts], label)
+
+    @cached_property
+    def contents(self) -> list[tuple[int, int]]:
+        """The digests of both prompts of each pair; the same for copies of a pair."""
+        return list(zip(contents_of(self.clean), contents_of(self.corrupted), strict=True))
 
     def values(
         self, model: HookedModel, at: str, layers: Sequence[int], *, corrupted: bool = False

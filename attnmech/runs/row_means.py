@@ -32,7 +32,7 @@ from ..results.provenance import Provenance
 from ..results.result import TextResult
 from .claims import for_map, interval_note
 from .differences import largest_of
-from .groups import by_group, joined
+from .groups import by_group, distinct_texts, joined
 from .layers import count_layers
 from .reducer import Run, Source, State
 from .row_classes import ROW_CLASSES
@@ -44,9 +44,16 @@ SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
 
 
 def closed(state: State, run: Run) -> State:
-    """The state on the CPU, with sums by group of texts instead of sums by text."""
+    """The state on the CPU: of a corpus, with sums by group of texts instead of sums by text."""
     here = on_cpu(state)
-    return by_group(here, run.documents, [name for name in SUMMED if name in here])
+    summed = [name for name in SUMMED if name in here]
+    return by_group(here, run.batch.contents, summed) if run.corpus else _each_alone(here, summed)
+
+
+def _each_alone(state: State, summed: Sequence[str]) -> State:
+    """A state in which every text that runs with the others is a group, so that two results can be paired by text."""
+    texts = state[summed[0]].shape[-1]
+    return by_group(state, torch.arange(texts), summed, most=texts)
 
 
 def sum_of_states(one: State, other: State) -> State:
@@ -226,7 +233,10 @@ class RowMeans(WithStatistics, TextResult):
     @property
     def _n_groups(self) -> int:
         """The number of texts, or groups of texts, from which intervals are computed."""
-        return min(len(result.state["groups"]) if "groups" in result.state else 1 for result in self._measured())
+        return min(
+            result.provenance.distinct(len(result.state["groups"])) if "groups" in result.state else 1
+            for result in self._measured()
+        )
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic for each row; NaN where it is not defined."""
@@ -268,7 +278,7 @@ class RowMeans(WithStatistics, TextResult):
         defined = kept["values"].masked_fill(~kept["valid"], 0.0)
         sums, counts = sums_by_text(defined, members), counts_by_text(kept["valid"], members)
         state = kept | {"sums": sums, "counts": counts}
-        return replace(self, chosen=chosen, state=by_group(state, torch.arange(len(classes)), ("sums", "counts")))
+        return replace(self, chosen=chosen, state=_each_alone(state, ("sums", "counts")))
 
     BY_ROW: ClassVar[tuple[str, ...]] = ("values", "valid", "classes")
     """The entries of the state that are kept row by row."""
@@ -281,14 +291,18 @@ class RowMeans(WithStatistics, TextResult):
         return [(part, [part.layers.index(layer) for layer in self.layers]) for part in self._two]
 
     def _means(self, statistic: str) -> TextMeans:
-        """The means of a statistic over texts, `[layer head]`, for the layers measured."""
+        """The means of a statistic over distinct texts, `[layer head]`, for the layers measured."""
+        return self._by_group(statistic).merged(self.provenance.copies)
+
+    def _by_group(self, statistic: str) -> TextMeans:
+        """The means over texts that run together, of which some may be copies, or over groups of a corpus."""
         place = self._place(statistic)
         if self.parts is not None:
-            one, other = (part._means(statistic).at(rows) for part, rows in self._parts_in_rows())
+            one, other = (part._by_group(statistic).at(rows) for part, rows in self._parts_in_rows())
             shared = self._shared_groups()
             if shared is None:
                 return TextMeans.of_values((one.mean - other.mean)[..., None])
-            return difference(*(_of_groups(means, places) for means, places in zip((one, other), shared, strict=True)))
+            return difference(*(of_groups(means, places) for means, places in zip((one, other), shared, strict=True)))
         chosen = [ROW_CLASSES.index(name) for name in self.chosen]
         sums, counts = (self.state[name][place][chosen].sum(dim=0) for name in ("sums", "counts"))
         return TextMeans.of_ratio(sums, counts)
@@ -348,7 +362,7 @@ class RowMeans(WithStatistics, TextResult):
                 **{name: value[rows].flatten().tolist() for name, value in columns.items()},
             }
         )
-        frame.attrs["intervals"] = interval_note(self._n_groups)
+        frame.attrs["intervals"] = interval_note(self._n_groups, self._n_texts - self._n_distinct)
         return frame
 
     def _comparable(self) -> dict[str, Any]:
@@ -446,7 +460,16 @@ class RowMeans(WithStatistics, TextResult):
     def _n_texts(self) -> int:
         return self.documents
 
+    @property
+    def _n_distinct(self) -> int:
+        return min(
+            result.provenance.distinct(distinct_texts(result.state, result.documents))
+            if "groups" in result.state
+            else result.documents
+            for result in self._measured()
+        )
 
-def _of_groups(means: TextMeans, places: list[int]) -> TextMeans:
+
+def of_groups(means: TextMeans, places: list[int]) -> TextMeans:
     """The same means over some of the groups of texts."""
     return TextMeans(means.above[..., places], means.below[..., places])

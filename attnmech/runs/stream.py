@@ -13,6 +13,7 @@ from ..basics.files import path_of
 from ..basics.public import public
 from ..batch import Batch, every_bos
 from ..errors import InputError, JournalError
+from ..maths.copies import copies_of
 from ..model.attention.observed import LayerEnd, RowBlock
 from ..model.inputs.encoder import Inputs
 from ..model.parts.hashes import batch_hash
@@ -146,7 +147,8 @@ class Streaming:
         """The results for texts that run together."""
         states = self._reduced(Run(*self._place, batch, torch.arange(len(batch.ids)), corpus=False))
         tokens = batch.queries(self.stack.label).tokens
-        provenance = self.model.provenance(batch_hash(batch), tokens, self._options(batch.bos))
+        copies = copies_of(batch.digests.tolist())
+        provenance = self.model.provenance(batch_hash(batch), tokens, self._options(batch.bos), copies)
         return self._finished(states, Source(*self._place, len(batch.ids), 0, batch, provenance))
 
     def corpus(

@@ -8,7 +8,7 @@ share a batch, as copies of the texts. Logits are computed only for the tokens t
 (`attnmech.runs.engine`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from ..model.run.applying import require_means
 from ..model.run.hooked import HookedModel, require_model
 from ..results.provenance import Provenance
 from .answers import Answers
-from .corpus import CorpusBatch, batches
+from .corpus import CorpusBatch, batches, contents_of
 from .engine import After, Change, Engine, Receivers
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
@@ -84,7 +84,8 @@ class Sweeps:
     `memory` is the number of GB (10⁹ bytes) that a step may use on top of the model; it decides how many changes share
     a batch. `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key. With
     `through`, a change affects only the q, k or v of these heads: a separate pass computes them under the change, and
-    they replace the values in an otherwise clean run. `noted` must then name the heads.
+    they replace the values in an otherwise clean run. `noted` must then name the heads. Texts with equal `contents`
+    (by default their tokens) and equal answers are copies.
 
     Raises `InputError` for a metric, texts or options that do not fit together.
     """
@@ -104,6 +105,7 @@ class Sweeps:
         bos: bool | None = None,
         memory: float = 1.0,
         noted: Mapping[str, Any] | None = None,
+        contents: Sequence[Hashable] | None = None,
     ) -> None:
         require_model(model)
         if not isinstance(later, str) or later not in LATER:
@@ -126,7 +128,8 @@ class Sweeps:
         bos = every_bos(part.batch.bos for part in parts)
         settings = {"bos": bos, "metric": self.judge.name, "later": later, **self.judge.noted, **(noted or {})}
         self.tokens = tokens_of(parts, self.texts, model.output_stack.label)
-        self.provenance = model.provenance(parts[-1].digest, self.tokens, settings)
+        copies = judge.copies(contents_of(parts) if contents is None else contents)
+        self.provenance = model.provenance(parts[-1].digest, self.tokens, settings, copies)
 
     def sweep(
         self,

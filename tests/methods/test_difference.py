@@ -297,9 +297,10 @@ def test_kinds_without_a_difference_say_what_has_one() -> None:
         assert said in refused(lambda each=each: each - each)
 
 
-def without(result: am.results.AttentionFocus, text: int) -> am.results.AttentionFocus:
+def without(result: am.results.AttentionFocus, ids: torch.Tensor) -> am.results.AttentionFocus:
     """As if workers had left out a text on which they ended."""
-    keep = [place for place, group in enumerate(result.state["groups"].tolist()) if group != text]
+    (left_out,) = am.stream(models.hooked("gpt2"), iter(ids[None]), [am.results.AttentionFocus.reducer()])
+    keep = (result.state["groups"] != left_out.state["groups"]).nonzero()[:, 0].tolist()
     state = {
         name: value[..., keep] if name in ("sums", "counts", "groups") else value
         for name, value in result.state.items()
@@ -311,7 +312,7 @@ def test_texts_left_out_of_one_result_are_left_out_of_the_pairs() -> None:
     one, other = (models.hooked("gpt2"), am.load(models.fresh("gpt2", seed=4)))
     texts = models.token_ids("gpt2", batch=8, length=6)
     results = [am.attention_focus(model, iter(texts)) for model in (one, other)]
-    found = without(results[0], 2) - without(results[1], 5)
+    found = without(results[0], texts[2]) - without(results[1], texts[5])
     assert found.paired
     both = texts[[0, 1, 3, 4, 6, 7]]
     wanted = am.attention_focus(one, iter(both)) - am.attention_focus(other, iter(both))

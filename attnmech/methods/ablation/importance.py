@@ -33,7 +33,7 @@ from ...results.provenance import Provenance
 from ...results.result import TextResult
 from ...runs.ablations import check_reference, mean_of, reread
 from ...runs.claims import for_map, interval_note
-from ...runs.corpus import CorpusBatch
+from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.differences import largest_of
 from ...runs.effects import HeadEffects, unit_of
 from ...runs.gradients import differentiated, tokens_at_once
@@ -137,7 +137,7 @@ class HeadImportance(OverTexts, TextResult):
         heads, rows = self.score.shape[1], list(self.layers)
         places = {"layer": [layer for layer in rows for _ in range(heads)], "head": list(range(heads)) * len(rows)}
         frame = pd.DataFrame(places | {name: value[rows].flatten().numpy() for name, value in columns.items()})
-        frame.attrs["intervals"] = interval_note(self._n_texts)
+        frame.attrs["intervals"] = interval_note(self._n_distinct, self._n_texts - self._n_distinct)
         return frame
 
     def plot(self) -> "go.Figure":
@@ -274,7 +274,7 @@ def head_importance(
     tokens = tokens_of(parts, texts, stack.label)
     begin = every_bos(part.batch.bos for part in parts)
     noted = {"bos": begin, "metric": judge.name, "method": method, "values": description, **judge.noted}
-    provenance = model.provenance(parts[-1].digest, tokens, noted)
+    provenance = model.provenance(parts[-1].digest, tokens, noted, judge.copies(contents_of(parts)))
     judged = JudgedTexts.of(parts, judge, at_once)
     count = len(judged.text_of)
     before = torch.empty(count, dtype=torch.float64)

@@ -96,7 +96,9 @@ class PairEffects(OverTexts, TextResult):
 
     def interval(self, level: float = LEVEL) -> dict[str, tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]]:
         """The pointwise t interval of each mean, with the keys of `per_text`; NaN for fewer than five texts."""
-        return {name: TextMeans.of_values(values).interval(level) for name, values in self.per_text.items()}
+        return {
+            name: TextMeans.of_values(values, self._copies).interval(level) for name, values in self.per_text.items()
+        }
 
     @property
     def _measured_values(self) -> Float[Tensor, "pair text"]:
@@ -129,7 +131,7 @@ class PairEffects(OverTexts, TextResult):
         for name, flags in clarity_of(self._means).items():
             frame[name] = flags.numpy()
         frame["texts"] = self.texts.numpy()
-        frame.attrs["intervals"] = interval_note(self._n_texts)
+        frame.attrs["intervals"] = interval_note(self._n_distinct, self._n_texts - self._n_distinct)
         return frame
 
     def plot(self) -> "go.Figure":
@@ -142,7 +144,7 @@ class PairEffects(OverTexts, TextResult):
         }
         values = []
         for name, effects in shown.items():
-            low, high = TextMeans.of_values(effects).interval()
+            low, high = TextMeans.of_values(effects, self._copies).interval()
             values.append((name, effects.nanmean(dim=-1).numpy(), low.numpy(), high.numpy()))
         names = [f"{_named(one)} + {_named(other)}" for one, other in self.pairs]
         return interval_rows(names, values, label=f"change ({unit_of(self.metric)})")

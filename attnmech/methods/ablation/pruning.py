@@ -14,6 +14,7 @@ from torch import Tensor
 from ...basics.arguments import optional_flag, whole_number
 from ...basics.files import path_of
 from ...basics.messages import capitalised
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import signed
@@ -109,14 +110,14 @@ class PruningCurve(OverTexts, PagedResult):
                 "random_most": drawn.amax(dim=0).numpy(),
             }
         )
-        frame.attrs["intervals"] = interval_note(len(self.before))
+        frame.attrs["intervals"] = interval_note(self._distinct, len(self.before) - self._distinct)
         return frame
 
     def plot(self) -> "go.Figure":
         """Draws the metric against the number of ablated heads, with its interval, and the random orders."""
         curve = torch.cat((self.before[None], self.after))
         start = self.before.mean().expand(len(self.random), 1)
-        low, high = TextMeans.of_values(curve).interval()
+        low, high = TextMeans.of_values(curve, self._copies).interval()
         return pruning_lines(
             ["none", *(f"L{layer}H{head}" for layer, head in self.order)],
             curve.mean(dim=-1).numpy(),
@@ -140,7 +141,7 @@ class PruningCurve(OverTexts, PagedResult):
     @property
     def lead(self) -> str:
         """The main finding, in one sentence."""
-        texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
+        texts = counted(len(self.before), self._distinct)
         frame = self.to_frame()
         middle = frame.iloc[(len(frame) + 1) // 2 - 1]
         ends = [float(end[int(middle.removed) - 1]) for end in self.simultaneous()]
@@ -150,7 +151,7 @@ class PruningCurve(OverTexts, PagedResult):
         return capitalised(
             f"{self.method} ablation of the {int(middle.removed)} least harmful of {len(self.order)} heads on {texts}: "
             f"{signed(middle.effect, '.3g')} {unit_of(self.metric)}{known}{against}; heads chosen on the same "
-            f"texts{no_interval(len(self.before))}{part}."
+            f"texts{no_interval(self._distinct)}{part}."
         )
 
 

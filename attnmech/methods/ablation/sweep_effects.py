@@ -105,7 +105,7 @@ class SweepEffects(OverTexts, TextResult):
         }
         named = {name: value.tolist() for name, value in columns.items()}
         frame = pd.DataFrame({"intervention": list(self.names), **named})
-        frame.attrs["intervals"] = interval_note(self._n_texts)
+        frame.attrs["intervals"] = interval_note(self._n_distinct, self._n_texts - self._n_distinct)
         return frame
 
     def strongest(self, count: int = 10) -> pd.DataFrame:

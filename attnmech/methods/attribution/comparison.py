@@ -113,16 +113,8 @@ class Comparison:
 
 def _require_differences(pairs: PromptPairs) -> None:
     """Raises `InputError` for a pair of equal prompts."""
-    clean, corrupted = (
-        {
-            number: digest
-            for part in parts
-            for number, digest in zip(part.documents.tolist(), part.batch.digests.tolist(), strict=True)
-        }
-        for parts in (pairs.clean, pairs.corrupted)
-    )
-    for number in sorted(clean):
-        if clean[number] == corrupted[number]:
+    for number, (clean, corrupted) in enumerate(pairs.contents):
+        if clean == corrupted:
             raise InputError(
                 f"the two prompts of a pair must differ; those of pair {number} are the same, so patching changes "
                 "nothing. Leave the pair out."

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...basics.public import public
 from ...draw.text import with_minus_signs
+from ...maths.copies import distinct_of
 from ...maths.intervals import TextMeans
 from ...maths.ranks import rank_correlation
 from ...runs.claims import no_interval
@@ -36,10 +37,12 @@ class Confirmation:
     """True for controls, False for the strongest."""
     others: int
     """The number of nodes from which the controls were drawn: all except the strongest."""
+    copies: tuple[int, ...] = ()
+    """For each pair, the number of the first that is the same; empty if all differ."""
 
     @cached_property
     def _means(self) -> TextMeans:
-        return TextMeans.of_values(self.per_pair)
+        return TextMeans.of_values(self.per_pair, self.copies)
 
     @property
     def exact(self) -> Float[Tensor, " node"]:
@@ -102,7 +105,7 @@ class Confirmation:
         """The finding in one sentence."""
         pairs, strongest, drawn = self.per_pair.shape[1], int((~self.control).sum()), int(self.control.sum())
         held = int((self.holds & ~self.control).sum())
-        few = no_interval(pairs).replace("text", "pair")
+        few = no_interval(distinct_of(self.copies, pairs)).replace("text", "pair")
         holding = f"whether the {strongest} strongest hold is unknown{few}"
         if not few:
             holding = f"{held} of the {strongest} strongest {'holds' if held == 1 else 'hold'}"

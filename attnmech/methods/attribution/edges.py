@@ -15,6 +15,7 @@ from ...draw.section import Section
 from ...results.circuit import Circuit
 from ...results.graph import Graph, head_of
 from ...results.over_texts import OverTexts
+from ...results.provenance import Provenance
 from .estimates import Estimates
 from .figures import edge_graph
 
@@ -121,7 +122,7 @@ class EdgeAttribution(Estimates):
         """The columns of a table of senders (0) or receivers (1): the sums over their edges."""
         count = len(self.graph.senders if end == 0 else self.graph.receivers)
         sums = torch.zeros(count, self.per_pair.shape[1], dtype=self.per_pair.dtype)
-        return _Sums(sums.index_add_(0, self.edges[:, end], self.per_pair))._columns("effect")
+        return _Sums(sums.index_add_(0, self.edges[:, end], self.per_pair), self.provenance)._columns("effect")
 
     def _check(self) -> None:
         super()._check()
@@ -168,8 +169,8 @@ class EdgeAttribution(Estimates):
 class _Sums(OverTexts):
     """Sums of estimates over edges, with their intervals over pairs."""
 
-    def __init__(self, values: Float[Tensor, "*place pair"]) -> None:
-        self._values = values
+    def __init__(self, values: Float[Tensor, "*place pair"], provenance: Provenance) -> None:
+        self._values, self.provenance = values, provenance
 
     @property
     def _measured_values(self) -> Float[Tensor, "*place pair"]:

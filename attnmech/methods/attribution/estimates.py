@@ -89,7 +89,7 @@ class Estimates(OverTexts, TextResult):
         names = tuple(self._name_of(tuple(place)) for place in measured.nonzero().tolist())
         control = self.controls[measured] == 1
         others = int((~self.effect.isnan()).sum()) - int((~control).sum())
-        return Confirmation(names, self.effect[measured], self.exact[measured], control, others)
+        return Confirmation(names, self.effect[measured], self.exact[measured], control, others, tuple(self._copies))
 
     def _rows(self, places: Mapping[str, Any]) -> pd.DataFrame:
         """One row per estimate: its place, effect, effect_low, ..., and with `confirm` the mean exact effect."""
@@ -98,7 +98,9 @@ class Estimates(OverTexts, TextResult):
             columns["exact"] = self.exact.mean(dim=-1)
         there = ~self.effect.isnan()
         frame = pd.DataFrame({**places, **{name: value[there].numpy() for name, value in columns.items()}})
-        frame.attrs["intervals"] = interval_note(self._n_texts).replace("text", "pair")
+        frame.attrs["intervals"] = interval_note(self._n_distinct, self._n_texts - self._n_distinct).replace(
+            "text", "pair"
+        )
         return frame
 
     def _exact_sections(self) -> "list[Section]":

@@ -256,7 +256,8 @@ def attribute(
         exact = _placed(places, effects, per_pair)
         drawn = _placed(sample, torch.ones(len(sample), dtype=torch.float64), per_pair[..., 0]).nan_to_num(0.0)
     tokens = tokens_of(parts, comparison.count, stack.label)
-    provenance = model.provenance(parts[-1].digest, tokens, noted | ({"edges": True} if edges else {}))
+    copies = comparison.judge.copies(comparison.pairs.contents)
+    provenance = model.provenance(parts[-1].digest, tokens, noted | ({"edges": True} if edges else {}), copies)
     fields = method, nodes, comparison.judge.name, before, per_pair, exact, drawn, tokens, provenance
     return Attribution(*fields, chosen) if graph is None else EdgeAttribution(*fields, graph)
 

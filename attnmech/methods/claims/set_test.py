@@ -102,6 +102,11 @@ class SetTest(OverTexts, PagedResult):
         return -self.harm[0] if self.higher_is_better else self.harm[0]
 
     @property
+    def _copies(self) -> tuple[int, ...]:
+        # Values are those of groups, and copies of a prompt are in one group.
+        return ()
+
+    @property
     def effect(self) -> float:
         """The metric without the tested set minus the metric with all heads, averaged over groups."""
         return float(self._means.mean)

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...basics.arguments import flag, option, shown
+from ...basics.nouns import counted
 from ...basics.public import Arguments, public
 from ...batch import Batch
 from ...draw.head_maps import effect_map
@@ -129,7 +130,7 @@ def compare(
         by_position=by_position, undone=match, method=getattr(method, "__name__", "method"),
         **_names(a, b),
         texts=sum(len(part.documents) for part in first),
-        provenance=provenance,
+        provenance=replace(provenance, copies=difference.provenance.copies),
     )  # fmt: skip
 
 
@@ -256,8 +257,8 @@ class Comparison(PagedResult):
         number = self.statistics.index(self.shown)
         value, low, high = (values[number] for values in (self.difference, self.low, self.high))
         known, name = ~value.isnan(), self.shown.replace("_", " ")
-        count = "1 text" if self.texts == 1 else f"{self.texts} texts"
-        opening = f"On {count}, {self.b} against {self.a}"
+        distinct = self.provenance.distinct(self.texts)
+        opening = f"On {counted(self.texts, distinct)}, {self.b} against {self.a}"
         if not bool(known.any()):
             return f"{opening}: nothing was measured.{self._permuted}"
         if bool((value[known] == 0).all()):
@@ -268,11 +269,11 @@ class Comparison(PagedResult):
         span = f" (95 % interval for this head alone: {two:+.3g} to {three:+.3g})" if two <= three else ""
         changed, heads = int(self.clear[number].sum()), int(known.sum())
         some = f"; {changed} of {heads} heads change{'s' if changed == 1 else ''} clearly" if span else ""
-        if span and self.texts < (fewest := fewest_texts(heads)):
+        if span and distinct < (fewest := fewest_texts(heads)):
             some = f"; a clear change needs at least {fewest} texts"
         return with_minus_signs(
             f"{opening}: {name} changes most in L{self.layers[row]}H{head}, by {one:+.3g}{span}{some}"
-            f"{no_interval(self.texts)}.{self._permuted}"
+            f"{no_interval(distinct)}.{self._permuted}"
         )
 
     @property

@@ -15,6 +15,7 @@ from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...maths.statistic import WithStatistics
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
+from ...runs.groups import distinct_texts
 from ...runs.summed import Summed
 from .sums import STATISTICS
 from .word_types import ORDINARY, WORD_TYPES
@@ -103,7 +104,7 @@ class DriftMeans(WithStatistics, Summed):
         columns["anisotropy_across"] = self.anisotropy_across
         chosen = list(self.layers)
         frame = pd.DataFrame({"layer": chosen, **{name: column[chosen].tolist() for name, column in columns.items()}})
-        frame.attrs["intervals"] = interval_note(len(self.state["groups"]))
+        frame.attrs["intervals"] = interval_note(self._texts_counted, self.documents - self._distinct)
         return frame
 
     def _ends(self, name: str, ends: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -117,6 +118,11 @@ class DriftMeans(WithStatistics, Summed):
     @property
     def _texts_counted(self) -> int:
         return len(self.state["groups"])
+
+    @property
+    def _distinct(self) -> int:
+        """The number of texts if copies count once."""
+        return distinct_texts(self.state, self.documents)
 
     @cached_property
     def _pairs(self) -> TextMeans:

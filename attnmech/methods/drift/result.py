@@ -14,6 +14,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
 from ...basics.arguments import flag, option, optional_flag, shown, whole_number
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.lines import lines_by_layer
 from ...draw.section import Section
@@ -385,7 +386,7 @@ class ResidualDrift(DriftByToken):
     @property
     def lead(self) -> str:
         layers = [layer for layer in self.layers if bool(torch.isfinite(self.cosine[layer]))]
-        texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        texts = counted(self.documents, self._distinct)
         if not layers:
             return f"On {texts}, there is no ordinary token to measure."
         first, last = min(layers), max(layers)

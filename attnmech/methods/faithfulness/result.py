@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, listed, option, shown
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import every_bos
 from ...draw.section import Section
@@ -31,7 +32,7 @@ from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.ablations import reread
 from ...runs.claims import interval_of, no_interval
-from ...runs.corpus import CorpusBatch
+from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.edge_passes import patched_edges
 from ...runs.metrics import SAME_METRIC, Metric, MetricLike
 from ...runs.options import MeasuringOptions
@@ -91,6 +92,11 @@ class Faithfulness(PagedResult):
         return tuple(size / self.n_edges for size in self.sizes)
 
     @property
+    def _distinct(self) -> int:
+        """The number of pairs if copies count once."""
+        return self.provenance.distinct(len(self.full))
+
+    @property
     def faithfulness(self) -> Float[Tensor, " circuit"]:
         """The share of the metric that each circuit keeps."""
         return self._kept(self.inside).mean
@@ -135,7 +141,7 @@ class Faithfulness(PagedResult):
             low, high = means.interval()
             columns |= {name: means.mean.numpy(), f"{name}_low": low.numpy(), f"{name}_high": high.numpy()}
         frame = pd.DataFrame(columns)
-        frame.attrs["intervals"] = f"Intervals are pointwise 95 % t intervals over pairs{no_interval(len(self.full))}."
+        frame.attrs["intervals"] = f"Intervals are pointwise 95 % t intervals over pairs{no_interval(self._distinct)}."
         return frame
 
     def plot(self) -> "go.Figure":
@@ -155,9 +161,9 @@ class Faithfulness(PagedResult):
             f"{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} is left "
             "without them"
         )
-        few = no_interval(pairs).replace("text", "pair")
+        few = no_interval(self._distinct).replace("text", "pair")
         areas = f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}" if self._has_areas else ""
-        count = "1 pair" if pairs == 1 else f"{pairs} pairs"
+        count = counted(pairs, self._distinct, "pair")
         return with_minus_signs(f"On {count}, {kept}{areas}{few}.")
 
     @cached_property
@@ -185,7 +191,7 @@ class Faithfulness(PagedResult):
         return [Section("Faithfulness", reading, {"faithfulness": self.plot()}, "faithfulness.plot()")]
 
     def _kept(self, measured: Float[Tensor, "*circuit pair"]) -> TextMeans:
-        return TextMeans.of_ratio(measured - self.empty, self.full - self.empty)
+        return TextMeans.of_ratio(measured - self.empty, self.full - self.empty, self.provenance.copies)
 
     @cached_property
     def _areas(self) -> Mapping[str, TextMeans]:
@@ -196,7 +202,10 @@ class Faithfulness(PagedResult):
         gap, kept = self.full - self.empty, (self.inside - self.empty)[order]
         below_one = (1 - self.faithfulness[order]).sign()[:, None]
         areas = {"cpr": weights * kept, "cmd": weights * below_one * (gap - kept)}
-        return {name: TextMeans.of_ratio(values.sum(dim=0)[None], gap) for name, values in areas.items()}
+        return {
+            name: TextMeans.of_ratio(values.sum(dim=0)[None], gap, self.provenance.copies)
+            for name, values in areas.items()
+        }
 
 
 @public
@@ -264,15 +273,16 @@ def faithfulness(
             )
         pairs = PromptPairs.of(model, clean, reread(corrupted), bos)
         other = pairs.values_at(model, _points(model, graph), corrupted=True)
-        inputs = pairs.prompts[0]
+        inputs, contents = pairs.prompts[0], pairs.contents
     else:
-        inputs = clean
+        inputs, contents = clean, None
         prompts = clean if corrupted is None else reread(corrupted)
         other = _means(model, graph, prompts, bos, times=float(outside == "mean"))
     at_once = max(1, int(memory * 1e9 / (4 * 4 * len(graph.senders) * model.d_model)))
     parts = batches_of(model, inputs, at_once, bos)
     count = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count)
+    copies = judge.copies(contents_of(parts) if contents is None else contents)
     if judge.mask_id is not None:
         raise InputError('the loss of a masked language model is measured on masked copies; use "logit_difference".')
     measure = {"progress": progress, "memory": memory}
@@ -289,7 +299,7 @@ def faithfulness(
     noted = {"bos": every_bos(part.batch.bos for part in parts), "metric": judge.name, "outside": outside}
     return Faithfulness(
         judge.name, outside, tuple(int(mask.sum()) for mask in masks), int(graph.exists.sum()), full, empty, inside,
-        without, tokens, model.provenance(parts[-1].digest, tokens, noted),
+        without, tokens, model.provenance(parts[-1].digest, tokens, noted, copies),
     )  # fmt: skip
 
 

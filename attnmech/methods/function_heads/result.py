@@ -151,6 +151,8 @@ def function_heads(
     changes = [(Intervention.replace([head], values[head[0]], positions=[-2]),) for head in chosen]
     noted = {"pairs": len(task), "shots": shots, "template": template, "seed": seed}
     shared: Any = {"answers": asking.answers, **{name: value for name, value in options.items() if name != "bos"}}
+    # Even in a random model, a changed head favours some answers: prompts with the same answer are one text.
+    shared["contents"] = asking.answers
     swept = run_sweep(model, asking.shuffled, changes, "log_probability", noted=noted, **shared)
     clean = run_sweep(model, asking.right, changes[:1], "log_probability", answers=asking.answers)
     along, written = Steps(model), None

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, listed, shown, whole_number
 from ...basics.fields import check_layers
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import every_bos
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
+from ...maths.copies import copies_of
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
@@ -121,7 +123,8 @@ def group_attention(
     match = Matching(within, factor, counts, group_of, model.causal)
     digest, total = hashlib.sha256(), None
     begin: list[bool | None] = []
-    for number, text in enumerate(texts):
+    contents: list[int] = []
+    for text in texts:
         batch = model.encode(text, bos=bos)
         digest.update(batch.ids.cpu().numpy().tobytes())
         begin.append(batch.bos)
@@ -130,7 +133,8 @@ def group_attention(
             for side, word in zip(SIDES, map(vocabulary.index, names), strict=True):
                 by_word[side][direction, ..., word] += difference
                 word_pairs[side][direction, word] += 1
-        state = by_group(sums, torch.tensor([number]), _BY_TEXT)
+        contents += batch.contents.tolist()
+        state = by_group(sums, batch.contents, _BY_TEXT)
         total = state if total is None else joined(total, state, _BY_TEXT)
     if total is None:
         raise InputError("`inputs` must hold at least one text; got none.")
@@ -157,7 +161,7 @@ def group_attention(
         by_key=by_word["key"],
         query_pairs=word_pairs["query"],
         key_pairs=word_pairs["key"],
-        provenance=model.provenance(digest.hexdigest(), (), options),
+        provenance=model.provenance(digest.hexdigest(), (), options, copies_of(contents)),
     )
 
 
@@ -343,7 +347,9 @@ class GroupAttention(PagedResult):
             for head in range(self.attention_sums.shape[2])
         ]
         frame = pd.DataFrame([self._row(*place, low, high) for place in places], columns=_COLUMNS)
-        frame.attrs["intervals"] = interval_note(int(self._differences.texts.max()))
+        frame.attrs["intervals"] = interval_note(
+            int(self._differences.texts.max()), self.documents - self.provenance.distinct(self.documents)
+        )
         return frame
 
     def plot(self, query: str, key: str) -> "go.Figure":
@@ -368,7 +374,7 @@ class GroupAttention(PagedResult):
                 f"from “{names[0]}” to “{names[1]}” ({matched} matched {'pair' if matched == 1 else 'pairs'}{left_out})"
             )
             clauses.append(f"{what}: {self._finding(direction, best.get(names))}")
-        several = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        several = counted(self.documents, self.provenance.distinct(self.documents))
         none = f" No text contains {', '.join(self.missing[:8])}." if self.missing else ""
         return with_minus_signs(f"On {several}, {'; '.join(clauses)}.{none}")
 

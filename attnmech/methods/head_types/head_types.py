@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...basics.arguments import index_of, member, whole_number
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.chart import Chart
 from ...draw.section import Section
@@ -26,6 +27,7 @@ from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import checked_seed
+from ...runs.groups import distinct_texts
 from ...runs.haystacks import Haystacks
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
@@ -248,8 +250,9 @@ class HeadTypes(TypeScores):
 
     @property
     def _texts(self) -> str:
-        what = "repeated sequences of random tokens" if self.generated else "texts"
-        return f"{self.documents} {what if self.documents != 1 or self.generated else 'text'}"
+        if self.generated:
+            return f"{self.documents} repeated sequences of random tokens"
+        return counted(self.documents, distinct_texts(self.state, self.documents))
 
     @property
     def lead(self) -> str:

@@ -99,10 +99,12 @@ def relations(
     offsets: list[list[tuple[int, int]]] = [[] for _ in names]
     digest, labels = hashlib.sha256(), hashlib.sha256()
     begin: list[bool | None] = []
-    for number, (text, labels_of_text) in enumerate(texts.items()):
+    distinct: dict[int, int] = {}
+    for text, labels_of_text in texts.items():
         read = _Read.of(model, text, chosen, bos)
         digest.update(read.batch.ids.cpu().numpy().tobytes())
         begin.append(read.batch.bos)
+        number = distinct.setdefault(int(read.batch.digests), len(distinct))
         for labelled_query, key, name in labels_of_text:
             read.check(text, labelled_query, key)
             query = labelled_query - before
@@ -117,15 +119,15 @@ def relations(
             pairs[place, number] += 1
             offsets[place].append((number, query - key))
     _require_pairs(dict(zip(names, offsets, strict=True)))
-    best, by_offset = _best_offsets(offsets, len(texts))
+    best, by_offset = _best_offsets(offsets, len(distinct))
     options = {"layers": list(chosen), "bos": every_bos(begin), "before": before, "relations": list(names)}
     return Relations(
         names=names,
         layers=chosen,
         n_layers=count_layers(model, model.stack(None)),
-        correct=correct,
-        mass_sums=mass,
-        pairs=pairs,
+        correct=correct[..., : len(distinct)],
+        mass_sums=mass[..., : len(distinct)],
+        pairs=pairs[:, : len(distinct)],
         offsets=best,
         by_offset=by_offset,
         provenance=model.provenance(digest.hexdigest(), (), options | {"labels": labels.hexdigest()}),

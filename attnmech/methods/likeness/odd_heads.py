@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import option, whole_number
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
@@ -31,6 +32,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
+from ...runs.groups import distinct_texts
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.row_classes import ROW_CLASSES
@@ -276,7 +278,7 @@ class OddHeads(Summed):
             numbers["_low"], numbers["_high"] = self.interval(name)
             columns |= {f"{name}{ending}": value[rows].flatten().tolist() for ending, value in numbers.items()}
         frame = pd.DataFrame(columns)
-        frame.attrs["intervals"] = interval_note(len(self.state["groups"]))
+        frame.attrs["intervals"] = interval_note(len(self.state["groups"]), self.documents - self._distinct)
         return frame
 
     def far_by_type(self, types: Mapping[tuple[int, int], str]) -> pd.DataFrame:
@@ -309,13 +311,18 @@ class OddHeads(Summed):
         return effect_map(shown.numpy(), nothing, nothing, layers=self.layers, label=label)
 
     @property
+    def _distinct(self) -> int:
+        """The number of texts if copies count once."""
+        return distinct_texts(self.state, self.documents)
+
+    @property
     def lead(self) -> str:
         """The finding in one paragraph."""
         heads, odd = len(self.layers) * self._heads, self.odd
         counts = [_counted(int((odd["reason"] == name).sum()), name) for name in CLASSES]
         unusual = odd[odd["reason"] == "unusual"]
         several = len(unusual[["layer", "head"]].drop_duplicates())
-        texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        texts = counted(self.documents, self._distinct)
         most = ""
         if several:
             first = unusual.iloc[0]
@@ -394,7 +401,8 @@ class OddHeads(Summed):
         if statistic in OF_FOCUS:
             return self._of_focus(statistic)
         sums, counts = (self.state[name][OF_UPDATES.place(statistic)] for name in ("update_sums", "update_counts"))
-        return TextMeans.of_ratio(*(values[: ROW_CLASSES.index("first")].sum(dim=0) for values in (sums, counts)))
+        above, below = (values[: ROW_CLASSES.index("first")].sum(dim=0) for values in (sums, counts))
+        return TextMeans.of_ratio(above, below)
 
     def _of_focus(self, statistic: str, *, first: bool = False) -> TextMeans:
         """The means of a focus statistic, with or without the first row of each text."""

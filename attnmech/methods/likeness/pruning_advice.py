@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, option, whole_number
 from ...basics.messages import capitalised
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import Batch
 from ...draw.intervals import interval_rows
@@ -258,7 +259,7 @@ class PruningAdvice(OverTexts, PagedResult):
     @cached_property
     def against_control(self) -> TextMeans:
         """Cost − control, text by text."""
-        return TextMeans.of_values(self.cost - self.control)
+        return TextMeans.of_values(self.cost - self.control, self._copies)
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -295,7 +296,7 @@ class PruningAdvice(OverTexts, PagedResult):
                 "verdict": list(self.verdict),
             }
         )
-        frame.attrs["intervals"] = interval_note(len(self.before))
+        frame.attrs["intervals"] = interval_note(self._distinct, len(self.before) - self._distinct)
         return frame
 
     def plot(self) -> "go.Figure":
@@ -303,7 +304,7 @@ class PruningAdvice(OverTexts, PagedResult):
         rows = [f"{_name(one)} (repeats {_name(other)})" for one, other in zip(self.removed, self.repeats, strict=True)]
         rows_of_values = []
         for name, values in (("advised head", self.cost), ("random head of its layer", self.control)):
-            means = TextMeans.of_values(values)
+            means = TextMeans.of_values(values, self._copies)
             low, high = means.interval()
             rows_of_values.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
         return interval_rows(rows, rows_of_values, label="change of the loss, nats")
@@ -323,7 +324,7 @@ class PruningAdvice(OverTexts, PagedResult):
         return with_minus_signs(
             f"removing {_name(self.removed[number])}, which repeats {_name(self.repeats[number])} "
             f"(JS {float(self.divergence[number]):.2g} nats), costs {float(self.cost[number].mean()):.3g} nats{span} "
-            f"on {texts} other {'text' if texts == 1 else 'texts'}{against}"
+            f"on {counted(texts, self._distinct, 'other text')}{against}"
         )
 
     @property
@@ -336,8 +337,8 @@ class PruningAdvice(OverTexts, PagedResult):
                 f"the threshold of {self.threshold:g}, so no head is advised for removal."
             )
         first = self.sentences[0]
-        sentence = f"{capitalised(first)}{no_interval(len(self.before))}."
-        if len(self.before) < LEAST_TEXTS:
+        sentence = f"{capitalised(first)}{no_interval(self._distinct)}."
+        if self._distinct < LEAST_TEXTS:
             return sentence
         counted = [(self.verdict.count(name), name) for name in VERDICTS]
         verdicts = ", ".join(f"{count} {name}" for count, name in counted if count)

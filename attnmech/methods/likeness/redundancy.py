@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import finite_number, member, option, whole_number
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.section import Section
 from ...errors import InputError
@@ -30,6 +31,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_of
+from ...runs.groups import distinct_texts
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
@@ -263,7 +265,7 @@ class Redundancy(Summed):
 
     @property
     def _texts(self) -> str:
-        return f"{self.documents} {'text' if self.documents == 1 else 'texts'}"
+        return counted(self.documents, distinct_texts(self.state, self.documents))
 
     @property
     def lead(self) -> str:

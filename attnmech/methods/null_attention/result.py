@@ -267,7 +267,7 @@ class NullAttention(TextResult):
 
     def update_interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
         """Low and high ends of the t interval of `update_difference` over texts; NaN for fewer than five texts."""
-        return TextMeans.of_values(self._difference).interval(level)
+        return TextMeans.of_values(self._difference, self._first.provenance.copies).interval(level)
 
     @cached_property
     def verdict(self) -> tuple[tuple[str, ...], ...]:
@@ -302,7 +302,7 @@ class NullAttention(TextResult):
                 if name == "undecided":
                     at = layer, head
                     mean, *ends = (float(numbers[at]) for numbers in (effects.effect, low, high))
-                    needed[at] = texts_to_decide(mean, (ends[0], ends[1]), int(effects.texts[at]), self.delta)
+                    needed[at] = texts_to_decide(mean, (ends[0], ends[1]), int(effects._means.texts[at]), self.delta)
         return needed
 
     @property
@@ -457,7 +457,7 @@ class NullAttention(TextResult):
         return (
             f"Verdicts on {len(verdicts)} heads and {SINKS[self.sink]} ({self._texts}; effects within "
             f"±{self.delta:g} {unit_of(self.metric)} count as zero): {counts}{self._would_decide}"
-            f"{no_interval(self._n_texts)}{part}."
+            f"{no_interval(self._n_distinct)}{part}."
         )
 
     @property

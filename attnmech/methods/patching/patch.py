@@ -68,7 +68,7 @@ class Patched(Effects):
     @cached_property
     def _shares(self) -> TextMeans:
         if self.parts is None:
-            return TextMeans.of_ratio(self.per_text, self._gap)
+            return TextMeans.of_ratio(self.per_text, self._gap, self._copies)
         one, other = (part._shares.at(rows) for part, rows in self._parts_in_rows())
         if self.paired:
             return difference(one, other)
@@ -321,7 +321,9 @@ class _Run:
         """Runs the corrupted prompts under each change."""
         _, corrupted = self.pairs.prompts
         each_alone = [(change,) for change in changes]
-        return run_sweep(self.model, corrupted, each_alone, self.metric, noted=noted, **self.options)
+        return run_sweep(
+            self.model, corrupted, each_alone, self.metric, noted=noted, contents=self.pairs.contents, **self.options
+        )
 
     def clean_fields(self) -> dict[str, Any]:
         """The fields of a result that describe the clean prompts."""

@@ -131,7 +131,7 @@ class DirectionsReducer(CovarianceSums):
     def finish(self, state: State, source: Source) -> "QKDirections":
         """The result."""
         model = source.model
-        means = TextMeans.of_ratio(state["sums"], state["counts"])
+        means = TextMeans.of_ratio(state["sums"], state["counts"], source.provenance.copies)
         share, (low, high) = means.mean, means.interval(1 - (1 - LEVEL) / max(1, means.mean.numel()))
         share, low, high = (value.permute(1, 2, 0) for value in (share, low, high))
         kept = share.nan_to_num(0.0).topk(self.k, dim=-1).indices

@@ -6,7 +6,7 @@ Formulas: docs/formulas.md#shares-of-variance.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
 import pandas as pd
@@ -34,7 +34,7 @@ from ...results.mean_qk import MeanQK
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
-from ...runs.row_means import RowMeans, closed, sum_of_states
+from ...runs.row_means import RowMeans, closed, of_groups, sum_of_states
 from ...runs.score_audits import ScoreAudits, require_whole
 from ...runs.stream import stream
 
@@ -190,12 +190,14 @@ class VarianceShares(RowMeans):
 
     @property
     def halves(self) -> tuple[Float[Tensor, "term layer head"], Float[Tensor, "term layer head"]]:
-        """The shares on the two halves of the texts: even-numbered and odd-numbered texts (or groups of texts)."""
+        """The shares on every other text, and on the rest; copies of a text are in one half."""
+        copies = self.provenance.copies or range(len(self.state["groups"]))
+        rank = {number: place for place, number in enumerate(dict.fromkeys(copies))}
         halves = []
         for odd in (0, 1):
-            here = self.state["groups"] % 2 == odd
-            state = {**self.state} | {name: self.state[name][..., here] for name in ("sums", "counts", "groups")}
-            halves.append(replace(self, state=state).shares)
+            here = [place for place, number in enumerate(copies) if rank[number] % 2 == odd]
+            means = [of_groups(self._by_group(name), here).mean for name in ALL_TERMS]
+            halves.append(torch.stack([self._by_layer(mean) for mean in means]))
         return halves[0], halves[1]
 
     @property

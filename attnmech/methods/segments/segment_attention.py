@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, shown, whole_number
 from ...basics.fields import check_entries
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.embed import View
@@ -313,7 +314,7 @@ class SegmentAttention(SegmentMeans):
 
     @property
     def lead(self) -> str:
-        texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        texts = counted(self.documents, self._distinct)
         own = percent(float(self.own.nanmean()), 0)
         largest = about_largest(
             self._excess("earlier"),

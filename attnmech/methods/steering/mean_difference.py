@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import flag, option
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import every_bos
 from ...draw.head_maps import effect_map
@@ -56,7 +57,7 @@ class MeanDifference(PagedResult):
     pooling: str
     """ "last" or "mean"."""
     direction: Float[Tensor, "layer *head d"]
-    """The mean difference in each of `layers`."""
+    """The mean difference in each of `layers`; copies of a text count once."""
     one: Float[Tensor, "*place one"]
     """The place of each text of the first group, along the direction of the other half; 0 is the midpoint."""
     other: Float[Tensor, "*place other"]
@@ -76,7 +77,10 @@ class MeanDifference(PagedResult):
 
     @property
     def separated(self) -> Float[Tensor, "*place"]:
-        """The share of held-out texts on the right side, as the mean of both groups; 0.5 is chance."""
+        """The share of held-out texts on the right side, as the mean of both groups; 0.5 is chance.
+
+        Texts at the midpoint count half.
+        """
         return separated_share(self.one, self.other)
 
     @property
@@ -85,7 +89,9 @@ class MeanDifference(PagedResult):
         return self.one.mean(dim=-1) - self.other.mean(dim=-1)
 
     def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
-        """Low and high end of Welch's t interval of `distance` over texts."""
+        """Low and high end of the t interval of `distance`: Welch's, as of half as many texts, since both halves of the
+        texts are judged by each other's directions.
+        """
         return difference_interval(self.one, self.other, level)
 
     def separated_interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
@@ -124,7 +130,9 @@ class MeanDifference(PagedResult):
         things = "heads" if self.separated.ndim > 1 else "layers"
         row = self.to_frame().iloc[place]
         name = f"L{int(row['layer'])}" + (f"H{int(row['head'])}" if "head" in row else "")
-        texts = f"{self.one.shape[-1]} and {self.other.shape[-1]} texts"
+        kept = f"{self.one.shape[-1]} and {self.other.shape[-1]}"
+        read = " and ".join(map(str, self.provenance.options.get("texts", ())))
+        texts = f"{kept} texts" if read in ("", kept) else f"{read} texts ({kept} distinct)"
         return with_minus_signs(
             f"On {texts}, the mean difference at {self.at} of {name} separates {float(shares[place]):.2f} of held-out "
             f"texts{interval_of((low, high), '.2f', count, things)}; 0.5 is chance."
@@ -170,9 +178,10 @@ def mean_difference(
 
     Args:
         model: the model.
-        one: at least four texts.
-        other: at least four other texts. Texts of one kind in the same half should not be near copies of those in the
-            other: texts with even and odd numbers, in the order of their content, are the halves.
+        one: at least four different texts; copies count once.
+        other: at least four other texts. Texts of one half should not be near copies of those in the other: texts with
+            even and odd numbers, in the order of their content, are the halves. A text of both groups is in the same
+            half of both.
         at: the point: "resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out" of each layer, or "z", "q", "k"
             or "v" of each head (kv heads at k and v).
         pooling: "last", the last token of each text, or "mean", over its tokens.
@@ -184,8 +193,8 @@ def mean_difference(
         intervals over texts.
 
     Raises:
-        InputError: for fewer than four texts in a group, invalid points, pooling or layers, and models with several
-            stacks.
+        InputError: for fewer than four different texts in a group, invalid points, pooling or layers, and models with
+            several stacks.
         MissingPointError: for a point that the model lacks.
 
     Source: Marks & Tegmark 2023 (mass-mean directions); Li et al. 2023 (ITI).
@@ -198,21 +207,24 @@ def mean_difference(
         raise InputError("a direction belongs to one stack, and this model has several.")
     stack = model.output_stack
     chosen = list(dict.fromkeys(model.points.check_layers(layers, stack.label)))
-    groups, digests, begin = zip(
+    by_content, texts, digests, begin = zip(
         *(
             _activations(model, reread(texts), stack.point(at), chosen, pooling, options.get("bos"), progress)
             for texts in (one, other)
         ),
         strict=True,
     )
-    for name, group in zip(("one", "other"), groups, strict=True):
+    for name, group, count in zip(("one", "other"), by_content, texts, strict=True):
         if len(group) < LEAST:
             raise InputError(
-                f"`{name}` must have at least {LEAST} texts, two in each half; got {len(group)}. Give more texts."
+                f"`{name}` must have at least {LEAST} different texts, two in each half; got "
+                f"{counted(count, len(group))}. Give more texts."
             )
+    groups = [_in_order(*by_content), _in_order(*by_content[::-1])]
     scores = held_out_scores(*groups)
     direction = groups[0].mean(dim=0) - groups[1].mean(dim=0)
     noted = {"at": at, "pooling": pooling, "layers": chosen, "bos": every_bos(begin), "other inputs": digests[1]}
+    noted["texts"] = list(texts)
     return MeanDifference(
         at, tuple(chosen), pooling, direction.to(model.dtype), *scores, model.provenance(digests[0], (), noted)
     )
@@ -226,20 +238,27 @@ def _activations(
     pooling: str,
     bos: bool | None,
     progress: bool,
-) -> tuple[Float[Tensor, "text layer *head d"], str, bool | None]:
-    """The activation of each text, sorted by the texts' content, the digest of all texts, and their `Batch.bos`."""
+) -> tuple[dict[int, Float[Tensor, "layer *head d"]], int, str, bool | None]:
+    """The activation of each distinct text by its digest, the number and the digest of all texts, and their
+    `Batch.bos`.
+    """
     keys = model.points.resolve([point], layers, model.refused)
     parts = batches_of(model, inputs, 2048, bos)
-    by_text: list[tuple[int, Tensor]] = []
-    with steps("texts", sum(len(part.documents) for part in parts), show=progress) as bar:
+    by_content: dict[int, Tensor] = {}
+    texts = sum(len(part.documents) for part in parts)
+    with steps("texts", texts, show=progress) as bar:
         for part in parts:
             captured = model.forward(part.batch, captures=keys)
             values = as_float64(torch.stack([captured[key] for key in keys], dim=1)).cpu()
             real = part.batch.mask.cpu()
             for row, digest in enumerate(part.batch.digests.tolist()):
                 tokens = values[row][:, real[row]]
-                by_text.append((digest, tokens[:, -1] if pooling == "last" else tokens.mean(dim=1)))
+                by_content.setdefault(digest, tokens[:, -1] if pooling == "last" else tokens.mean(dim=1))
             bar.advance(len(part.documents))
-    by_text.sort(key=lambda entry: entry[0])
     begin = every_bos(part.batch.bos for part in parts)
-    return torch.stack([value for _, value in by_text]), parts[-1].digest, begin
+    return by_content, texts, parts[-1].digest, begin
+
+
+def _in_order(mine: dict[int, Tensor], yours: dict[int, Tensor]) -> Float[Tensor, "text layer *head d"]:
+    """The activations of a group, sorted by content, after those of texts that are in both groups."""
+    return torch.stack([mine[digest] for digest in sorted(mine, key=lambda digest: (digest not in yours, digest))])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, listed
 from ...basics.messages import capitalised
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -57,6 +58,8 @@ class Steering(OverTexts, PagedResult):
     tokens: tuple[tuple[str, ...], ...]
     """The tokens of the texts."""
     provenance: Provenance
+    side_copies: tuple[int, ...] = ()
+    """For each of the other texts, the number of the first that is the same; empty if all differ."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -83,11 +86,11 @@ class Steering(OverTexts, PagedResult):
         """
         columns = {name: value.numpy() for name, value in self._columns("effect").items()}
         if self.side is not None:
-            means = TextMeans.of_values(self.side)
+            means = TextMeans.of_values(self.side, self.side_copies)
             low, high = means.interval()
             columns |= {"side": means.mean.numpy(), "side_low": low.numpy(), "side_high": high.numpy()}
         frame = pd.DataFrame({"factor": self.factors, **columns})
-        frame.attrs["intervals"] = interval_note(len(self.before))
+        frame.attrs["intervals"] = interval_note(self._distinct, len(self.before) - self._distinct)
         return frame
 
     def plot(self) -> "go.Figure":
@@ -97,7 +100,7 @@ class Steering(OverTexts, PagedResult):
     @property
     def lead(self) -> str:
         """The finding in one sentence."""
-        texts = f"{len(self.before)} text{'s' * (len(self.before) != 1)}"
+        texts = counted(len(self.before), self._distinct)
         largest = about_largest(
             self._means, lambda place: f"factor {self.factors[place[0]]:g}", things="factors", unit=unit_of(self.metric)
         )
@@ -204,7 +207,7 @@ def steer(
         side[moving] = apart.sweep(changes, journal=None if journal is None else f"{journal}.side", **running).after
     return Steering(
         str(swept.provenance.options["metric"]), str(change(1.0)), tuple(numbers), swept.before, per_text, side,
-        swept.tokens, swept.provenance,
+        swept.tokens, swept.provenance, () if apart is None else apart.provenance.copies,
     )  # fmt: skip
 
 

@@ -390,9 +390,15 @@ class HookedModel(WiredModel):
         """SHA-256 of the config and the current values of all parameters."""
         return model_hash(self.config, self._hash.of(self._model))
 
-    def provenance(self, digest: str, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
+    def provenance(
+        self,
+        digest: str,
+        tokens: tuple[tuple[str, ...], ...],
+        options: Mapping[str, Any],
+        copies: tuple[int, ...] = (),
+    ) -> Provenance:
         """The provenance of a result of this model: weights, inputs with their SHA-256, active edits, options."""
-        return Provenance(self.name, self.weights_hash, digest, self.edited, tokens, options)
+        return Provenance(self.name, self.weights_hash, digest, self.edited, tokens, options, copies=copies)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Raises an error that says what to call instead, since models of other libraries are called."""

@@ -8,7 +8,7 @@ import models
 import pytest
 import torch
 from by_hand import block_of, divergences, logit_differences, point_changed
-from scipy.stats import binomtest, ttest_ind
+from scipy.stats import binomtest, t  # type: ignore[import-untyped]
 from torch import Tensor
 
 import attnmech as am
@@ -54,8 +54,11 @@ def test_shares_and_intervals() -> None:
         ]
         assert float(low[place]) == pytest.approx((ends[0].low + ends[1].low) / 2)
         assert float(high[place]) == pytest.approx((ends[0].high + ends[1].high) / 2)
-        welch = ttest_ind(one[place], other[place], equal_var=False).confidence_interval(0.9)
-        assert (float(near[place]), float(far[place])) == pytest.approx((welch.low, welch.high))
+        # Welch's t of as many texts as a half has: both halves err to the same side.
+        parts = [float(group[place].var()) / (len(group[place]) / 2) for group in (one, other)]
+        freedom = sum(parts) ** 2 / (parts[0] ** 2 / (9 / 2 - 1) + parts[1] ** 2 / (6 / 2 - 1))
+        difference, half = float(one[place].mean() - other[place].mean()), t.ppf(0.95, freedom) * sum(parts) ** 0.5
+        assert (float(near[place]), float(far[place])) == pytest.approx((difference - half, difference + half))
     sure = share_interval(torch.ones(1, 4), -torch.ones(1, 4), 0.95)
     assert float(sure[1]) == 1 and float(sure[0]) == pytest.approx(0.0125 ** (1 / 4))
 
@@ -98,10 +101,11 @@ def test_directions_equal_means_on_the_raw_model(family: str, pooling: str) -> N
 def reordered(
     hooked: am.HookedModel, texts: list[Tensor], others: list[Tensor], one: Tensor, other: Tensor
 ) -> list[float]:
-    """Held-out scores of `one`, with texts sorted by their digests."""
-    order, order_of_others = (
-        sorted(range(len(group)), key=lambda number: int(hooked.encode(group[number]).digests[0]))
-        for group in (texts, others)
+    """Held-out scores of `one`, with texts sorted by their digests, those of both groups first."""
+    digests, of_others = ([int(hooked.encode(text).digests[0]) for text in group] for group in (texts, others))
+    order = sorted(range(len(texts)), key=lambda number: (digests[number] not in of_others, digests[number]))
+    order_of_others = sorted(
+        range(len(others)), key=lambda number: (of_others[number] not in digests, of_others[number])
     )
     return held_out_scores(one[order], other[order_of_others])[0].tolist()  # type: ignore[no-any-return]
 
@@ -125,6 +129,42 @@ def test_groups_of_one_kind_are_not_separated() -> None:
         low, _ = share_interval(*scores, 1 - 0.05 / 4)
         excluded += bool((low > 0.5).any())
     assert excluded <= 7  # P(more than 7 of 60 at 5 %) < 0.01
+
+
+@pytest.mark.parametrize(("texts", "others", "width"), [(4, 4, 24), (6, 11, 24), (20, 20, 3)])
+def test_distances_of_groups_of_one_kind_are_not_claimed(texts: int, others: int, width: int) -> None:
+    draws = 2000
+    scores = held_out_scores(noise(texts, draws, width, seed=11), noise(others, draws, width, seed=12))
+    low, high = difference_interval(*scores, 0.95)
+    assert int(((low > 0) | (high < 0)).sum()) <= 0.05 * draws + 2.33 * (0.05 * 0.95 * draws) ** 0.5
+
+
+def test_ties_count_half_and_copies_once() -> None:
+    hooked = models.hooked("gpt2")
+    one, other = (list(models.token_ids("gpt2", batch=4, length=6, seed=seed)) for seed in (5, 6))
+    ended = [[torch.cat((text, torch.tensor([9]))) for text in group] for group in (one, other)]
+    found = am.mean_difference(hooked, *ended, at="resid_pre", layers=[0])
+    assert found.separated.tolist() == [0.5] and found.distance.tolist() == [0.0]
+    low, high = found.separated_interval()
+    assert float(low) < 0.5 < float(high)
+    once, twice = am.mean_difference(hooked, one, other), am.mean_difference(hooked, [*one, *one[1:]], [*other] * 3)
+    torch.testing.assert_close(twice.direction, once.direction, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(twice.one, once.one, rtol=1e-3, atol=1e-4) and "7 and 12 texts (4 and 4 dis" in twice.lead
+    with pytest.raises(InputError, match=r"4 different texts, two in each half; got 9 texts \(3 distinct\)"):
+        am.mean_difference(hooked, one[:3] * 3, other)
+
+
+def test_texts_of_both_groups_separate_nothing() -> None:
+    """Texts drawn for both groups from one pool, with copies: as often claimed as the corrected level says."""
+    hooked, claimed = models.hooked("gpt2"), 0
+    pool = list(models.token_ids("gpt2", batch=12, length=5, seed=31))
+    for seed in range(30):
+        drawn = torch.randint(12, (2, 14), generator=torch.Generator().manual_seed(1000 + seed)).tolist()
+        found = am.mean_difference(hooked, *([pool[number] for number in group] for group in drawn))
+        low, _ = found.separated_interval(1 - 0.05 / 3)
+        near, far = found.interval(1 - 0.05 / 3)
+        claimed += bool((low > 0.5).any()) or bool(((near > 0) | (far < 0)).any())
+    assert claimed <= 4  # P(more than 4 of 30 at 5 %) < 0.02
 
 
 @pytest.mark.core
@@ -243,7 +283,7 @@ def test_an_interrupted_sweep_of_doses_resumes(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"one": ["a", "b", "c"]}, "`one` must have at least 4 texts, two in each half; got 3"),
+        ({"one": ["a", "b", "c"]}, "`one` must have at least 4 different texts, two in each half; got 3"),
         ({"at": "scores"}, "`at` must be one of resid_pre"),
         ({"pooling": "first"}, "`pooling` must be"),
         ({"layers": [4]}, "4"),
