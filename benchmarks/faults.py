@@ -1,8 +1,8 @@
 """`python benchmarks/faults.py`: plants a fault in each room of the package, and lists the tests that see it.
 
-Each fault of `faults.txt` replaces one piece of source, runs the tests of its room until the first failure, and restores the file. A
-change of the tests must leave every fault seen. NUMBERS select faults; `--all` runs the README's test command instead.
-The checkout must be clean.
+Each fault of `faults.txt` replaces one piece of source, runs the tests of its room until the first failure, and
+restores the file. A change of the tests must leave every fault seen. Numbers select faults; `--all` runs the README's
+test command instead. The checkout must be clean.
 """
 
 import argparse
