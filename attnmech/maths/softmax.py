@@ -35,7 +35,7 @@ def softmax_with_sink(
 
 
 def left_for_sink(pattern: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
-    """What a sink takes of rows that were set by hand; of a softmax, `softmax_with_sink` gives it without cancellation."""
+    """What a sink takes of rows that were set by hand; `softmax_with_sink` gives that of a softmax, exactly."""
     return (1 - pattern.sum(dim=-1)).clamp_min(0)
 
 

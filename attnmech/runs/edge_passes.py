@@ -71,8 +71,10 @@ class EdgePasses:
     def metric(self, judge: Metric, patched: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " text"]:
         """The metric of each text with some edges patched."""
         judge, depth = judge.at(self._part.documents), len(self._layers)
-        judging = Judging(self._part.batch, self._queries, self._blocks, Output(self._streams[depth], None), self._rows)
-        values = judging.of(Output(self._final_stream(patched), None), 1, judge)[0]
+        clean = Output(self._streams[depth], None)
+        judging = Judging(self._part.batch, self._queries, self._blocks, clean, self._rows)
+        output = Output(self._final_stream(patched), None) if patched.any() else clean
+        values = judging.of(output, 1, judge)[0]
         require_finite(judge.name, values, self._part.documents.tolist(), f"with {int(patched.sum())} edges patched")
         return values
 

@@ -75,6 +75,8 @@ class Metric:
     """The original id of each masked token of these copies; -1 at all other tokens."""
     of_output: bool = False
     """Whether the output is that of a classifier or of a user's own module, and not over a vocabulary."""
+    tried: bool = True
+    """Whether a function is tried on these texts (`require_own_texts`): only on those with the first text."""
 
     @classmethod
     def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
@@ -199,6 +201,7 @@ class Metric:
             against=_some(self.against, documents),
             endings=_some(self.endings, documents),
             hidden=_some(self.hidden, documents),
+            tried=self.tried and bool((documents == 0).any()),
         )
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
@@ -272,7 +275,52 @@ class Metric:
             )
         return as_float64(dense(f"what {_called(self.name)} returns", values))
 
-    def require_no_padding(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
+    def require_own_texts(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
+        """Raises `InputError` for a user's function whose number for a text changes with padding or with other texts.
+
+        It is tried on an existing output: on two texts, each alone and both in each order; a function that takes only
+        all texts, on texts beside others with the opposite output. A single text is tried beside its opposite.
+        """
+        self._require_no_padding(output, batch)
+        texts = len(batch.ids)
+        # A module of the user's own may have the texts on another axis.
+        if self.compute is None or self.has_name or not self.tried or output.shape[:1] != (texts,):
+            return
+        with torch.no_grad():
+            same = self._same_beside_others(output.detach(), batch)
+        if not same:
+            raise InputError(
+                f"{_called(self.name)} mixes texts: its number for a text changes with the other texts of the batch or "
+                "with their order. Compute each number from the logits of its own text, without means or ranks over "
+                "the batch; give targets as `answers`, which batch.answers holds."
+            )
+
+    def _same_beside_others(self, output: Float[Tensor, "*output"], batch: Batch) -> bool:
+        """Whether texts have the same numbers beside other texts."""
+        texts = len(batch.ids)
+        one, other = 0, texts - 1
+        two = torch.stack((output[one], output[other] if other else -output[one])).to(as_float64(output).dtype)
+
+        def numbers(places: Sequence[int]) -> Float[Tensor, " text"]:
+            chosen = torch.tensor([(one, other)[place] for place in places])
+            return self.at(chosen).of_whole(two[list(places)], batch.texts(chosen))
+
+        try:
+            alone = torch.cat((numbers([0]), numbers([1])))
+            pairs = numbers([0, 1]), numbers([1, 0]).flip(0)
+        except Exception:  # it may hold a tensor with an entry for each text
+            if not other:
+                return True
+            half = torch.arange(texts, device=output.device) < (texts + 1) // 2
+            half = half.reshape(-1, *[1] * (output.ndim - 1))
+            first, second = (self.of_whole(torch.where(kept, output, -output), batch) for kept in (half, ~half))
+            whole, half = self.of_whole(output, batch), half.flatten().to(first.device)
+            return bool(torch.where(half, first, second).isclose(whole, rtol=1e-6, atol=0.0, equal_nan=True).all())
+        # A function may compute in float32, and its number may be a difference of large ones.
+        rounding = 1e-5 * alone[alone.isfinite()].abs().sum() + 1e-7 * two[two.isfinite()].abs().max()
+        return all(pair.isclose(alone, rtol=1e-5, atol=float(rounding), equal_nan=True).all() for pair in pairs)
+
+    def _require_no_padding(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
         """Raises `InputError` for a user's function whose number for a text changes with the output at padding."""
         if self.compute is None or self.has_name or output.shape[:2] != batch.mask.shape or not batch.padded:
             return
@@ -290,7 +338,7 @@ class Metric:
     def of_logits(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
         """The metric of the full logits, differentiable; for metrics that do not compare with the clean output."""
         if self.compute is not None:
-            self.require_no_padding(logits, batch)
+            self.require_own_texts(logits, batch)
             return self.of_whole(logits, batch)
         rows = self.rows(batch).nonzero()
         values = as_float64(self.of_rows(logits[rows[:, 0], rows[:, 1]], None, batch, rows))

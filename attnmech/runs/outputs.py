@@ -43,7 +43,7 @@ class Judging:
         """The metric of every copy of every text."""
         if judge.reads_whole:
             if output is self.clean:
-                judge.require_no_padding(self._logits(output, 0), self.queries)
+                judge.require_own_texts(self._logits(output, 0), self.queries)
             unchanged = self._logits(self.clean, 0) if judge.needs_clean else None
             return torch.stack(
                 [judge.of_whole(self._logits(output, copy), self.queries, unchanged) for copy in range(count)]

@@ -1,4 +1,4 @@
-"""A user's metric must not read the logits at padding, whose amount depends on the batch."""
+"""A user's metric must not read the logits at padding or of other texts, which depend on the batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +27,25 @@ def end_of_the_batch(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
     return logits[:, -1].log_softmax(-1)[:, 2]
 
 
+ORDERED = torch.tensor([2, 3, 2])
+"""A token for each text, which a metric may hold itself if the texts share a batch."""
+
+MIXING: dict[str, Callable[..., Tensor]] = {
+    "minus the mean": lambda logits, batch: (m := last(logits, batch)) - m.mean(),
+    "minus the first": lambda logits, batch: (m := last(logits, batch)) - m[0],
+    "minus the last": lambda logits, batch: (m := last(logits, batch)) - m[-1],
+    "its neighbour's": lambda logits, batch: last(logits, batch).roll(1),
+    "standardised": lambda logits, batch: (m := last(logits, batch)) / m.std(correction=0),
+    "ranked": lambda logits, batch: last(logits, batch).argsort().argsort() + 0.0 * last(logits, batch),
+    "sorted": lambda logits, batch: last(logits, batch).sort().values,
+    "the same for all": lambda logits, batch: last(logits, batch).mean().expand(len(logits)),
+    "by order": lambda logits, batch: logits[range(len(logits)), batch.lengths - 1, ORDERED[: len(logits)]],
+    "by order, minus the mean": lambda logits, batch: (
+        (m := logits[range(len(logits)), batch.lengths - 1].gather(1, ORDERED[: len(batch.ids)].view(3, 1))[:, 0])
+        - m.mean()
+    ),
+}  # fmt: skip
+
 CALLS: dict[str, Callable[..., Any]] = {
     "ablate_heads": lambda model, texts, **options: am.ablate_heads(model, texts, **options).before,
     "head_importance": lambda model, texts, **options: am.head_importance(model, texts, **options).before,
@@ -48,3 +67,63 @@ def test_a_metric_that_reads_padding_is_refused(call: str) -> None:
     with pytest.raises(InputError, match=r"end_of_the_batch reads padding: .* batch\.lengths - 1"):
         CALLS[call](model, TEXTS, metric=end_of_the_batch)
     CALLS[call](model, TEXTS[:1], metric=end_of_the_batch)  # no padding, so nothing to read
+
+
+EVERY: dict[str, Callable[..., Any]] = {
+    "ablate_heads": am.ablate_heads,
+    "ablate_pairs": lambda model, texts, **options: am.ablate_pairs(model, texts, [((0, 1), (1, 2))], **options),
+    "ablate_set": lambda model, texts, **options: am.ablate_set(model, texts, [(0, 1)], **options),
+    "sweep": lambda model, texts, **options: am.sweep(
+        model, texts, {"zero": am.Intervention.zero([(0, 1)])}, **options
+    ),
+    "prune_heads": lambda model, texts, **options: am.prune_heads(model, texts, higher_is_better=True, **options),
+    "head_importance": am.head_importance,
+    "null_attention": lambda model, texts, **options: am.null_attention(model, texts, delta=0.1, **options),
+    "steer": lambda model, texts, **options: am.steer(
+        model, {1: torch.ones(1, 1, model.d_model)}, texts, at="resid_post", **options
+    ),
+    "patch": lambda model, texts, **options: am.patch(model, texts, [text + 1 for text in texts], **options),
+    "path_patch": lambda model, texts, **options: am.path_patch(model, texts, [text + 1 for text in texts], **options),
+    "attribute": lambda model, texts, **options: am.attribute(model, texts, [text + 1 for text in texts], **options),
+    "edges": lambda model, texts, **options: am.attribute(
+        model, texts, [text + 1 for text in texts], edges=True, **options
+    ),
+    "faithfulness": lambda model, texts, **options: am.faithfulness(
+        model, am.Circuit(nodes=("L0H1",)), texts, [text + 1 for text in texts], **options
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", EVERY)
+def test_every_call_refuses_a_metric_that_mixes_texts(call: str) -> None:
+    with pytest.raises(
+        InputError, match=r"^the metric mixes texts: its number for a text changes with the other texts"
+    ):
+        EVERY[call](models.hooked("gpt2"), TEXTS, metric=MIXING["minus the mean"])
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_every_kind_of_mixing_is_refused(kind: str) -> None:
+    for texts in (TEXTS, [TEXTS[1], *TEXTS], [TEXTS[0], TEXTS[2], TEXTS[1]]):
+        if len(texts) == 3 or "by order" not in kind:
+            with pytest.raises(InputError, match="mixes texts"):
+                am.ablate_heads(models.hooked("gpt2"), texts, [(0, 1)], metric=MIXING[kind])
+
+
+def test_one_text_and_texts_in_batches_of_one_are_tried_beside_their_opposite() -> None:
+    model = models.hooked("gpt2")
+    for texts, options in ((TEXTS[:1], {}), (TEXTS, {"memory": 1e-3})):
+        with pytest.raises(InputError, match="mixes texts"):
+            am.head_importance(model, texts, metric=MIXING["minus the mean"], **options)
+    am.ablate_heads(model, TEXTS[:1], [(0, 1)], metric=lambda logits, batch: logits[0, -1, 5][None])
+
+
+def test_a_metric_that_holds_a_token_for_each_text_stays_possible_in_one_batch() -> None:
+    """Such a metric cannot be tried on some of the texts."""
+    model, texts = models.hooked("gpt2"), torch.stack([SHORT, SHORT + 1, SHORT + 2])
+    own = am.ablate_heads(model, texts, [(0, 1)], metric=lambda logits, batch: logits[torch.arange(3), -1, ORDERED])
+    given = am.ablate_heads(
+        model, texts, [(0, 1)], metric=lambda logits, batch: logits[:, -1].gather(1, batch.answers[:, None])[:, 0],
+        answers=ORDERED,
+    )  # fmt: skip
+    assert torch.equal(own.before, given.before) and torch.equal(own.per_text[0, 1], given.per_text[0, 1])

@@ -481,7 +481,7 @@ def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
     clean = hooked.run(ids).logits[:, -1, 0]
 
     def odds(logits: torch.Tensor, batch: am.reducers.Batch) -> torch.Tensor:
-        moved = (logits[:, -1, 0] - clean[: len(logits)]).abs()
+        moved = (logits[:, -1, :1] - clean).abs().amin(dim=1)
         return torch.where(moved > 1e-3, torch.inf, 1.0)
 
     with pytest.raises(InputError, match=r"the metric odds is inf for text \d \(z of L"):
