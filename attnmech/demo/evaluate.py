@@ -76,7 +76,7 @@ def evaluate(
 ) -> list[Figure]:
     """Every figure of the model card.
 
-    `cases` is the number of documents, of spans and of choices of each kind.
+    Each figure is measured on `cases` documents, spans or choices.
     """
     rng = Random(seed)
     return [

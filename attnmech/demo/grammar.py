@@ -44,9 +44,8 @@ def document(rng: Random, *, sentences: int = 8, kinds: Sequence[str] | None = N
     >>> document(Random(7), sentences=1, kinds=["recipient"]).text
     'As Clara and Frank ran to the bakery, Clara gave the pan to Frank.'
 
-    `kinds` names the entries of `SENTENCES` to draw from (all of them by default; an entry may write two
-    sentences). `side` is the side of the split: training texts, or texts with names and pairs of nouns that training
-    texts lack.
+    `kinds` names the entries of `SENTENCES` to draw from, by default all; an entry may write two sentences. `side`
+    chooses training texts, or texts with held-out names and pairs of nouns.
     """
     return tell(Draft(), Dice(rng), sentences=sentences, kinds=kinds, side=side)
 

@@ -68,7 +68,7 @@ class Writer:
     def _of_same_norm(self, values: Float[Tensor, "batch position ..."]) -> Float[Tensor, "head d_head _"]:
         """Returns a matrix M with ‖z M‖ = ‖z W_O‖: W_O or, for more than d_head tokens, Rᵀ, which is then faster.
 
-        On a device that makes the CPU wait to factorise, it pays where the products with W_O exceed a block of memory.
+        Off the CPU, factorising is slow; it is done only if the products with W_O exceed one block of memory.
         """
         tokens, (heads, d_head, d_model) = values.shape[0] * values.shape[1], self._W_O.shape
         product_bytes = tokens * heads * d_model * self._W_O.element_size()

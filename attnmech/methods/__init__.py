@@ -1,1 +1,1 @@
-"""One research question a file; none of them imports another."""
+"""One folder per research question; none of them imports another."""

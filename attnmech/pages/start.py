@@ -25,8 +25,9 @@ def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int
 def row_of(types: Sequence[str], view: ScoreNumbers, layer: int, head: int) -> int:
     """The row of a head that a page shows first.
 
-    It has the most attention on the keys of one of the head's types, above what uniform attention would put there; or,
-    without a type, the highest attention to another token. Types of heads that rest on one token come last.
+    For a head with a type, this is the row whose attention to keys of that type exceeds uniform attention most; types
+    of heads that rest on one token come last. For a head without a type, it is the row with the highest attention to
+    another token.
     """
     pattern = view.pattern[view.layers.index(layer), head]
     uniform = (pattern > 0) / np.maximum(1, (pattern > 0).sum(axis=1, keepdims=True))

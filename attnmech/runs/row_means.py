@@ -152,7 +152,7 @@ class RowMeans(WithStatistics, TextResult):
         parts = (self, *others)
         for result in parts:
             if not isinstance(result, RowMeans):
-                raise InputError(f"results can only be merged with results; got {shown(result)}.")
+                raise InputError(f"`merged` takes {type(self).__name__} results; got {shown(result)}.")
             if result.parts is not None:
                 raise InputError("differences cannot be merged; merge the results of each corpus, then subtract.")
             if "values" in result.state:

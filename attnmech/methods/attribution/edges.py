@@ -90,8 +90,7 @@ class EdgeAttribution(Estimates):
     def by_node(self, end: str = "sender") -> pd.DataFrame:
         """One row per sender or receiver: the sum of the estimates of its edges, with its interval.
 
-        For a sender, it estimates the effect of giving all inputs what it writes in the clean run; for a receiver, that
-        of letting this input alone read the clean stream.
+        Sender: all inputs read its clean output. Receiver: only this input reads the clean stream.
 
         Args:
             end: "sender" (the embedding, heads, MLPs) or "receiver" (q, k and v of heads, MLPs, the logits).

@@ -284,7 +284,7 @@ def _check(plan: Plan, settings: _Settings, tokens: int, d_head: int, dtype: tor
 
 
 def _carried(batch: Batch, heads: int) -> list[int]:
-    """The numbers of the first texts whose patterns in all heads together fit into `CARRIED_BYTES`."""
+    """The first texts whose patterns, in all heads, take at most `CARRIED_BYTES` together; returns their numbers."""
     texts, total = [], 0
     for number, length in enumerate(batch.lengths.tolist()[:_CARRIED]):
         total += 2 * heads * length**2

@@ -35,7 +35,7 @@ class PostNormEnd:
 
     @classmethod
     def of(cls, stack: Stack, layer: int) -> "PostNormEnd":
-        """The end of a layer's block, with norms that trigger no hooks."""
+        """Finds the last two norms of a block; calling them triggers no hooks."""
         plan = stack.architecture
         assert plan.mid_norm is not None and plan.post_norm is not None
         return cls(stack.module(layer, plan.mid_norm).forward, stack.module(layer, plan.post_norm).forward)
