@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..results.codec import packed, unpacked
 from ..results.mean_qk import MeanQK
 from ..results.provenance import Provenance
-from ..results.tensor_file import read_tensors, write_tensors
+from ..results.tensor_file import check_whole, read_tensors, write_tensors
 from .edits import (
     EDITS,
     Add,
@@ -394,6 +394,7 @@ class Intervention:
         source = path_of(path)
         if not source.is_file():
             raise InputError(f"there is no file {source}.")
+        check_whole(source)
         try:
             tensors, header = read_tensors(source)
             if header["kind"] != cls.__name__:

@@ -2,19 +2,20 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
+import xxhash
 from jaxtyping import Bool
 from torch import Tensor
 
 from ..basics.arguments import listed, shown
 from ..basics.files import path_of, writing
 from ..basics.public import public
-from ..errors import InputError
+from ..errors import InputError, OutputError
 from .graph import EMBEDDING, LOGITS, Graph, head_of
 
 Edge = tuple[str, str]
@@ -78,25 +79,29 @@ class Circuit:
         return self._of(self._items - self._like(other))
 
     def save(self, path: str | Path) -> Path:
-        """Writes the circuit as JSON: `{"nodes": [...]}`, or `{"edges": [[sender, receiver], ...]}`."""
-        target = path_of(path)
-        content = {"nodes": self.nodes} if self.edges is None else {"edges": self.edges}
+        """Writes the circuit as JSON, `{"nodes": [...]}` or `{"edges": [[sender, receiver], ...]}`, with a digest."""
+        target = path_of(path, OutputError)
+        content: dict[str, Any] = {"nodes": self.nodes} if self.edges is None else {"edges": self.edges}
         with writing(target) as draft:
-            draft.write_text(json.dumps(content, indent=1) + "\n")
+            draft.write_text(json.dumps({**content, "digest": _digest_of(content)}, indent=1) + "\n")
         return target
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a circuit that `save` wrote; raises `InputError` for any other file."""
+        """Reads a circuit that `save` wrote, or a file by hand without a digest; raises `InputError` for any other
+        file.
+        """
         source = path_of(path)
         try:
             content = json.loads(source.read_text())
+            if "digest" in content and content.pop("digest") != _digest_of(content):
+                raise ValueError("its content does not match its digest; if it was edited, remove the digest")
             ((kind, items),) = content.items()
             if kind not in ("nodes", "edges"):
                 raise ValueError(kind)
             return cls(edges=[tuple(edge) for edge in items]) if kind == "edges" else cls(nodes=items)  # type: ignore[arg-type]
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise InputError(f"{source} is not a file of a circuit: {error}") from error
+            raise InputError(f"{source} is not a valid file of a circuit: {error}.") from error
 
     def mask(self, graph: Graph) -> Bool[Tensor, "sender receiver"]:
         """Which edges of a graph belong to the circuit; raises `InputError` for nodes and edges that it lacks."""
@@ -142,6 +147,11 @@ class Circuit:
             return f"Circuit of {len(self)} node{'s' * (len(self) != 1)}: {', '.join(self.nodes)}"
         edges = ", ".join(f"{sender} → {receiver}" for sender, receiver in self.edges)
         return f"Circuit of {len(self)} edge{'s' * (len(self) != 1)}: {edges}"
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    """The XXH3 (128 bits) of the JSON of a circuit, whatever the layout of its file."""
+    return xxhash.xxh3_128(json.dumps(content).encode()).hexdigest()
 
 
 def _ends(edges: Iterable[Edge]) -> set[str]:

@@ -9,7 +9,7 @@ from ..basics.messages import first_line
 from ..basics.public import public
 from ..errors import InputError
 from .result import FILE_VERSION, Result
-from .tensor_file import read_tensors
+from .tensor_file import check_whole, read_tensors
 
 
 @public
@@ -26,12 +26,13 @@ def load_result(path: str | Path) -> Result:
         the result, of the class that was saved (`am.results`).
 
     Raises:
-        InputError: if there is no such file, if it holds no result, or if its numbers and labels do not fit together
-            because it was damaged or edited.
+        InputError: if there is no such file, if it holds no result, if it is damaged, or if its numbers and labels do
+            not fit together.
     """
     source = path_of(path)
     if not source.is_file():
         raise InputError(f"there is no file {source}.")
+    check_whole(source)
     try:
         tensors, header = read_tensors(source)
         name = string("kind", header["kind"])

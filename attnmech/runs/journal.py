@@ -1,6 +1,5 @@
 """Writes the journal of a run: a file with everything that the run needs to resume after an interruption."""
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,14 +12,12 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ..basics.files import check_writable, path_of, writing
+from ..basics.files import check_writable, path_of
 from ..basics.messages import first_line
 from ..errors import JournalError, OutputError
-from ..model.parts.hashes import tensors_hash
+from ..results.tensor_file import check_whole, read_tensors, write_tensors
 
 ADVICE: Final = "Give another path or delete it."
 
@@ -151,25 +148,17 @@ class Journal:
 
     def write(self, entry: Entry) -> None:
         """Replaces the last entry; a run killed here leaves the old one intact."""
-        # Numbered, since safetensors reserves some names; copied, since tensors may share memory.
-        tensors = {
-            str(number): value.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for number, value in enumerate(entry.tensors.values())
+        # Numbered, since safetensors reserves some names.
+        tensors = {str(number): value for number, value in enumerate(entry.tensors.values())}
+        header = {
+            "kind": type(self).__name__,
+            "identity": self._identity,
+            "names": list(entry.tensors),
+            "batches": entry.batches,
+            "digest": entry.digest,
+            "counters": dict(entry.counters),
         }
-        header = json.dumps(
-            {
-                "kind": type(self).__name__,
-                "identity": self._identity,
-                "names": list(entry.tensors),
-                "batches": entry.batches,
-                "digest": entry.digest,
-                "counters": dict(entry.counters),
-            }
-        )
-        with writing(self.path) as draft:
-            save_file(tensors, draft, metadata={"attnmech": header, "sha256": _checksum(header, tensors)})
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
+        write_tensors(self.path, tensors, header, sync=True)
 
     def resume(self) -> Entry | None:
         """The last entry, or None if there is no file.
@@ -180,9 +169,11 @@ class Journal:
         if not self.path.exists():
             return None
         try:
-            header, tensors = self._read()
+            check_whole(self.path)
+            tensors, header = read_tensors(self.path)
             entry = Entry(
-                {name: tensors[str(number)] for number, name in enumerate(header["names"])},
+                # Copied, since memory-mapped tensors would change with the file.
+                {name: tensors[str(number)].clone() for number, name in enumerate(header["names"])},
                 header["batches"],
                 header["digest"],
                 header["counters"],
@@ -209,16 +200,6 @@ class Journal:
                 f"The metric, a hook or the model has changed, or is random. {ADVICE}"
             )
 
-    def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        with safe_open(self.path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            # Copied, since memory-mapped tensors would change with the file.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dict
-        header = metadata["attnmech"]
-        if metadata["sha256"] != _checksum(header, tensors):
-            raise ValueError("it is damaged: its checksum does not match")
-        return json.loads(header), tensors
-
     def _check(self, held: Mapping[str, str]) -> None:
         names = [*self._identity, *(name for name in held if name not in self._identity)]
         differences = [
@@ -228,11 +209,6 @@ class Journal:
         ]
         if differences:
             raise JournalError(f"{self.path} is the journal of another run. {'; '.join(differences)}. {ADVICE}")
-
-
-def _checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a journal's whole content."""
-    return hashlib.sha256(f"{header}\n{tensors_hash(tensors)}".encode()).hexdigest()
 
 
 def _written(value: Any) -> str:

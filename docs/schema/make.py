@@ -93,7 +93,8 @@ def result_schema() -> dict[str, Any]:
         "$id": f"urn:attnmech:result:{FILE_VERSION}",
         "title": "A saved result",
         "description": "The JSON under the key `attnmech` of the metadata of a safetensors file that `.save` wrote. "
-        "Tensors of the file stand at the paths of the fields that are null here.",
+        "Tensors of the file stand at the paths of the fields that are null here. Beside it, under `xxh3_128`, is the "
+        "XXH3 (128 bits) of the whole file with 32 zeros in its own place; files of older versions have none.",
         "type": "object",
         "properties": {
             "version": {"const": FILE_VERSION},

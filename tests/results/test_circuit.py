@@ -35,12 +35,18 @@ def test_circuits_save_and_load(tmp_path: Path) -> None:
     for circuit in (Circuit(edges=EDGES), Circuit(nodes=("L1H0", "L0 MLP")), Circuit(edges=())):
         assert Circuit.load(circuit.save(tmp_path / "circuit.json")) == circuit
     Circuit(edges=EDGES[:1]).save(tmp_path / "one.json")
-    assert json.loads((tmp_path / "one.json").read_text()) == {"edges": [["embedding", "L0H3 v"]]}
+    content = json.loads((tmp_path / "one.json").read_text())
+    assert content.pop("digest") and content == {"edges": [["embedding", "L0H3 v"]]}
+    (tmp_path / "by_hand.json").write_text(json.dumps(content))
+    assert Circuit.load(tmp_path / "by_hand.json") == Circuit(edges=EDGES[:1])
+    (tmp_path / "one.json").write_text((tmp_path / "one.json").read_text().replace("L0H3 v", "L0H2 v"))
+    with pytest.raises(InputError, match=r"one.json .*its content does not match its digest"):
+        Circuit.load(tmp_path / "one.json")
     for content in ("{", "[]", '{"nodes": 3}', '{"heads": []}', '{"edges": [["L0H3"]]}', '{"nodes": [], "edges": []}'):
         (tmp_path / "wrong.json").write_text(content)
         with pytest.raises(InputError):
             Circuit.load(tmp_path / "wrong.json")
-    with pytest.raises(InputError, match=r"missing.json is not a file of a circuit"):
+    with pytest.raises(InputError, match=r"missing.json is not a valid file of a circuit"):
         Circuit.load(tmp_path / "missing.json")
 
 
