@@ -11,12 +11,9 @@ torch.
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 from .basics.lazy_names import from_stub, is_from_import
-
-__version__ = version("attnmech")
 
 _load, __dir__, __all__ = from_stub(__name__, __file__)
 
@@ -24,6 +21,10 @@ _load, __dir__, __all__ = from_stub(__name__, __file__)
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _load(name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("attnmech")
     from .basics.lens_names import OF_PACKAGE, missing_name
 
     for module in ("results", "errors", "reducers", "architecture"):

@@ -38,7 +38,7 @@ from .options import (
     WorkersOption,
 )
 from .outputs import FILES, REPORT, RESULT, TABLE, Outputs, outputs_of
-from .stages import stages
+from .stages import interrupt_in, stages
 from .summaries import (
     drift_rows,
     effect_rows,
@@ -62,8 +62,12 @@ class _Commands(TyperGroup):
         """Runs the command."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            raise Interrupted(*stop.args) from stop
+        except BaseException as error:
+            if (stop := interrupt_in(error)) is not None:
+                raise Interrupted(*stop.args) from stop
+            if isinstance(error, EOFError):  # click would print "Aborted."
+                raise RuntimeError(f"a file ended too early: {error}") from error
+            raise
 
 
 class Interrupted(BaseException):
@@ -498,7 +502,7 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the output already says what a user must know
-            app()
+            _run()
     except AttnmechError as error:
         Console(stderr=True).print(f"[red]error:[/red] {plain(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(2 if isinstance(error, _REFUSED) else 1)
@@ -507,6 +511,15 @@ def main() -> None:
             plain("; ".join(("interrupted", *map(str, stop.args)))), soft_wrap=True, highlight=False
         )
         sys.exit(130)
+
+
+def _run() -> None:
+    try:
+        app()
+    except SystemExit as stop:
+        if stop.code == 130:  # click's answer to Ctrl-C while it reads the arguments
+            raise Interrupted from None
+        raise
 
 
 def _write(outputs: Outputs, result: "PagedResult") -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..basics.files import check_writable, writing
 from ..errors import InputError, JournalError, OutputError
-from .stages import stages
+from .stages import importing, interrupt_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,15 +123,16 @@ def outputs_of(
     outputs = Outputs(paths, overwrite=overwrite, resumable=resumable)
     outputs.check(suffixes, source)
     try:
-        with stages("importing torch and transformers", total=1):
+        with importing():
+            from ..model.files import load  # noqa: F401 - what takes long of all that a command imports
             from ..runs.journal import kept
 
         with kept(outputs.place):
             # Another command may have written these files since they were checked.
             outputs.require_free()
             yield outputs
-    except KeyboardInterrupt:
-        if outputs.place is not None and outputs.place.exists():
+    except BaseException as error:
+        if interrupt_in(error) and outputs.place is not None and outputs.place.exists():
             raise KeyboardInterrupt(f"run the same command again to resume from {outputs.place}") from None
         raise
 

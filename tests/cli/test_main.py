@@ -345,6 +345,27 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert_resumes(monkeypatch, corpus, out, arguments)
 
 
+@pytest.mark.parametrize(
+    "module", ["typer", "torch", "transformers.modeling_utils", "transformers.models.bloom.modeling_bloom", "plotly"]
+)
+def test_ctrl_c_during_imports(tmp_path: Path, module: str) -> None:
+    """The signal comes within an `exec` of the import, after which Python would end by the signal; transformers turns
+    Ctrl-C into another error."""
+    script = (
+        "import os, runpy, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: exec('os.kill(os.getpid(), signal.SIGINT)')\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"sys.argv = ['attnmech', 'focus', '--text', 'Anna sang.', '--out', {str(tmp_path / 'heads.csv')!r}]\n"
+        "runpy.run_module('attnmech', run_name='__main__')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.split(), ended.stdout) == (130, ["interrupted"], "")
+    assert not list(tmp_path.iterdir())
+
+
 def assert_stopped(out: Path, said: str, files: set[Path], *, resumes: bool) -> None:
     """Existing files are unchanged; the run says that it was interrupted, and how to resume it."""
     assert out.read_text() == "of an earlier run"

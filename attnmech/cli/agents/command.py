@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ...errors import InputError
 from ..options import DeviceOption, DtypeOption
+from ..stages import importing
 from ..terminal import plain
 from .folders import Folders
 from .models import Models
@@ -49,8 +50,9 @@ def mcp(
     """
     models, folders = Models(model or (), device, dtype), Folders(folder or ())
     try:
-        from .server import HOST, serve_http, serve_stdio
-        from .tools import Tools
+        with importing():
+            from .server import HOST, serve_http, serve_stdio
+            from .tools import Tools
     except ImportError as error:
         raise InputError('to serve agents: pip install "attnmech[mcp]".') from error
     tools = Tools(models, folders)
