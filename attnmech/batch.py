@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -68,6 +69,16 @@ class Batch:
             target=None if self.target is None else self.target.on(device),
             extra={name: value.to(device) for name, value in self.extra.items()},
         )
+
+    @property
+    def differentiable(self) -> "Batch":
+        """The batch with copies of those tensors that were made in inference mode, through which no gradient passes."""
+        names = ("ids", "mask", "answers", "against")
+        own = {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
+        copies: dict[str, Any] = {name: value.clone() for name, value in own.items() if value.is_inference()}
+        extra = {name: value.clone() if value.is_inference() else value for name, value in self.extra.items()}
+        target = None if self.target is None else self.target.differentiable
+        return replace(self, **copies, extra=extra, target=target)
 
     def queries(self, stack: str = "") -> "Batch":
         """The batch whose tokens are the queries of one of the model's stacks."""

@@ -1,4 +1,6 @@
-"""Makes public calls raise `InputError` for arguments that do not fit their signatures."""
+"""Makes public calls raise `InputError` for arguments that do not fit their signatures, and leaves torch's inference
+mode within them.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -114,8 +116,14 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def checked(*positional: Any, **keywords: Any) -> Any:
+        from torch import inference_mode, is_inference_mode_enabled  # torch takes a second to import
+
         arguments().require(positional, keywords)
-        return function(*positional, **keywords)
+        if not is_inference_mode_enabled():
+            return function(*positional, **keywords)
+        # Tensors made in inference mode have no gradients, in later calls either.
+        with inference_mode(False):
+            return function(*positional, **keywords)
 
     checked.is_public = True  # type: ignore[attr-defined]
     return checked

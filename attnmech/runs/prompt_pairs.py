@@ -34,6 +34,7 @@ class PromptPairs:
         )
         prompts = _prompts(parts, label)
         _check_pairs(prompts, _prompts(others, label))
+        _require_differences(parts, others)
         return cls(parts, others, (clean, corrupted), [len(prompt.queries) for prompt in prompts], label)
 
     @cached_property
@@ -108,6 +109,24 @@ def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
             queries, keys = (tuple(side.tokens[row][i] for i in at) for side, at in zip(sides, real, strict=True))
             prompts[number] = _Prompt(queries, keys, (real[0][0], real[1][0]))
     return [prompts[number] for number in sorted(prompts)]
+
+
+def _require_differences(clean: Sequence[CorpusBatch], corrupted: Sequence[CorpusBatch]) -> None:
+    """Raises `InputError` for a pair of equal prompts."""
+    digests, others = (
+        {
+            number: digest
+            for part in parts
+            for number, digest in zip(part.documents.tolist(), part.batch.digests.tolist(), strict=True)
+        }
+        for parts in (clean, corrupted)
+    )
+    for number in sorted(digests):
+        if digests[number] == others[number]:
+            raise InputError(
+                f"the two prompts of a pair must differ; those of pair {number} are the same, so patching changes "
+                "nothing. Leave the pair out."
+            )
 
 
 def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None:

@@ -119,11 +119,11 @@ def test_one_text_and_texts_in_batches_of_one_are_tried_beside_their_opposite() 
 
 
 def test_a_metric_that_holds_a_token_for_each_text_stays_possible_in_one_batch() -> None:
-    """Such a metric cannot be tried on some of the texts."""
+    """On fewer texts it fails, so it is tried on all of them."""
     model, texts = models.hooked("gpt2"), torch.stack([SHORT, SHORT + 1, SHORT + 2])
     own = am.ablate_heads(model, texts, [(0, 1)], metric=lambda logits, batch: logits[torch.arange(3), -1, ORDERED])
-    given = am.ablate_heads(
+    by_answers = am.ablate_heads(
         model, texts, [(0, 1)], metric=lambda logits, batch: logits[:, -1].gather(1, batch.answers[:, None])[:, 0],
         answers=ORDERED,
     )  # fmt: skip
-    assert torch.equal(own.before, given.before) and torch.equal(own.per_text[0, 1], given.per_text[0, 1])
+    assert torch.equal(own.before, by_answers.before) and torch.equal(own.per_text[0, 1], by_answers.per_text[0, 1])

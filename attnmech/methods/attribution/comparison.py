@@ -59,7 +59,6 @@ class Comparison:
                 'method="integrated" moves the input of one stack, and this model has several; use method="gradient".'
             )
         pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
-        _require_differences(pairs)
         judge = Metric.of(model, metric, options.get("answers"), options.get("against"), len(pairs.lengths))
         judge.require_gradient()
         if judge.mask_id is not None:
@@ -109,13 +108,3 @@ class Comparison:
                 before[part.documents], estimates[..., part.documents] = estimator.of_part(part)
                 bar.advance(len(part.documents))
         return before, estimates
-
-
-def _require_differences(pairs: PromptPairs) -> None:
-    """Raises `InputError` for a pair of equal prompts."""
-    for number, (clean, corrupted) in enumerate(pairs.contents):
-        if clean == corrupted:
-            raise InputError(
-                f"the two prompts of a pair must differ; those of pair {number} are the same, so patching changes "
-                "nothing. Leave the pair out."
-            )

@@ -236,7 +236,8 @@ def patch(
         the clean and the corrupted run.
 
     Raises:
-        InputError: for prompts that do not pair up, and for invalid points, heads, positions and metrics.
+        InputError: for prompts that do not pair up or do not differ, and for invalid points, heads, positions and
+            metrics.
         JournalError: if the journal belongs to another sweep.
 
     Source: Meng et al. 2022; Wang et al. 2023.

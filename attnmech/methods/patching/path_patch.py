@@ -120,8 +120,8 @@ def path_patch(
         Effects by sender (the metric with the path patched minus the clean metric), with intervals over pairs.
 
     Raises:
-        InputError: for prompts that do not pair up, senders without a path, heads that the model does not have, and
-            models with an encoder and a decoder; and in the cases of `am.ablate_heads`.
+        InputError: for prompts that do not pair up or do not differ, senders without a path, heads that the model does
+            not have, and models with an encoder and a decoder; and in the cases of `am.ablate_heads`.
 
     Source: Wang et al. 2022, "Interpretability in the Wild", §3.1 and appendix B (h → R, with x_orig the clean prompt).
 

@@ -55,11 +55,13 @@ def continued(
             raise InputError(f"`generate` has no option `{name}`{nearest(name, known)}. It takes {', '.join(known)}.")
         if known[name].annotation is bool:
             flag(name, value)
+    chosen = {"do_sample": False, "verbose": False, **options}
+    ends = (getattr(source, "eos_token_id", None) for source in (bridge.cfg, bridge.tokenizer))
+    if options.get("eos_token_id") is None and all(end is None for end in ends):
+        chosen["stop_at_eos"] = False  # no token ends a text
     try:
         with torch.no_grad():
-            longer = bridge.generate(
-                ids, count, **{"do_sample": False, "verbose": False, **options}, return_type="tokens"
-            )
+            longer = bridge.generate(ids, count, **chosen, return_type="tokens")
     except Exception as error:  # options that do not fit together, or values out of range
         settings = ", ".join(f"{name}={shown(value)}" for name, value in options.items()) or "these ids"
         raise InputError(f"TransformerLens cannot generate with {settings}: {first_line(error)}") from error

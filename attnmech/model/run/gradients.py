@@ -1,7 +1,8 @@
 """Computes the derivative of a function of the logits with respect to points."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ def run_with_gradients(passes: CheckedPasses, batch: Batch, keys: Sequence[Point
     """The values at the points, with d(Σ measure)/d(value) of each in `.gradients`; zero if the measure does not depend
     on it.
     """
+    batch = batch.differentiable
     wanted = Pass(batch, frozenset(keys), gradients=True)
-    with torch.enable_grad():
+    with torch.enable_grad(), _naming_inference_tensors():
         logits = passes.run(wanted)
         if logits is None:
             raise InputError("gradients_of needs logits; this model was loaded without a head on top.")
@@ -36,6 +38,20 @@ def run_with_gradients(passes: CheckedPasses, batch: Batch, keys: Sequence[Point
         Activations(batch, dict(zip(keys, gradients, strict=True))),
         unchecked=wanted.skipped,
     )
+
+
+@contextmanager
+def _naming_inference_tensors() -> Iterator[None]:
+    """Raises `InputError` where torch cannot differentiate because of tensors made in inference mode."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "nference tensor" not in str(error):
+            raise
+        raise InputError(
+            "gradients cannot pass tensors made within torch.inference_mode(): the model's parameters, or tensors of a "
+            "hook or an intervention. Make them outside it (tensor.clone() suffices), or use torch.no_grad()."
+        ) from error
 
 
 def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:

@@ -220,7 +220,11 @@ def test_what_a_result_says_and_saves(tmp_path: Path) -> None:
         ({"circuits": Circuit(edges=(("L0H0", "L1KV1 k"),))}, "the model has no edge L0H0 → L1KV1 k"),
         ({"outside": "noise"}, "`outside` must be one of corrupted, mean, zero"),
         ({"corrupted": None}, 'needs corrupted prompts; pass them, or use outside="zero"'),
-        ({"corrupted": models.token_ids("gpt2")}, "patching all edges leaves logit_difference at"),
+        ({"corrupted": models.token_ids("gpt2")}, "those of pair 0 are the same"),
+        (
+            {"metric": lambda logits, batch: 0 * logits[:, 0, 0] + 1, "answers": None, "against": None},
+            "patching all edges leaves metric at 1",
+        ),
         ({"corrupted": models.token_ids("gpt2")[:, :5]}, "the same number of tokens; pair 0 has 7 clean"),
     ],
 )

@@ -275,10 +275,12 @@ def test_shares_and_their_intervals() -> None:
 def test_no_share_where_there_is_none() -> None:
     hooked, plain = models.hooked("gpt2"), models.plain("gpt2")
     clean, corrupted = pair("gpt2")
-    same = am.patch(hooked, clean, clean, at="attn_out", **JUDGED)
+    with pytest.raises(InputError, match="those of pair 0 are the same, so patching changes nothing"):
+        am.patch(hooked, clean, clean, at="attn_out", **JUDGED)
+    same = am.patch(hooked, clean, corrupted, at="attn_out", metric=lambda logits, batch: 0 * logits[:, 0, 0] + 1)
     assert same.recovered.isnan().all()
     assert all(end.isnan().all() for end in same.recovered_interval())
-    assert "the clean and the corrupted prompts give the same logit_difference" in repr(same)
+    assert "the clean and the corrupted prompts give the same metric" in repr(same)
     loss = am.patch(hooked, clean, corrupted, metric="loss")
     assert loss.recovered.isnan().all() and not loss.effect.isnan().any()
     assert loss.not_recoverable is not None and "different next tokens" in loss.not_recoverable

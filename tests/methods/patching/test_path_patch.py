@@ -201,13 +201,6 @@ def test_receivers_may_act_on_the_logits_alone(family: str) -> None:
     assert float(found.effect[0, 2].abs()) > 1e-3
 
 
-def test_the_same_prompts_have_no_effect_and_a_later_sender_no_path() -> None:
-    hooked, (clean, _) = both("llama")[0], prompts()
-    for receivers in ("logits", [(2, 0), (3, 1)]):
-        found = am.path_patch(hooked, clean, clean, receivers, **JUDGED)  # type: ignore[arg-type]
-        assert float(found.per_text[found.swept.bool()].abs().max()) < 1e-4
-
-
 def test_prompts_of_several_lengths_and_small_batches() -> None:
     """Pairs of different lengths, and a memory limit that splits them, give what each pair gives alone."""
     hooked = both("llama")[0]
@@ -262,6 +255,7 @@ def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
         ({"later": "frozen"}, 'with receivers="logits", use mlps="frozen"'),
         ({"corrupted": torch.tensor([[5, 6]])}, "every clean prompt needs a corrupted one; got 3 clean and 1"),
         ({"corrupted": torch.tensor([[5, 6]] * 3)}, "pair 0 has 7 clean"),
+        ({"corrupted": prompts()[0]}, "those of pair 0 are the same, so patching changes nothing"),
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:

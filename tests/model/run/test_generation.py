@@ -46,6 +46,16 @@ def test_what_cannot_be_continued_is_refused(demo: am.HookedModel) -> None:
         models.hooked("bert").generate(torch.tensor([[5, 7]]))
 
 
+def test_without_an_end_token_every_asked_token_is_made() -> None:
+    plain = models.randomised(models.gpt2())
+    plain.config.eos_token_id = plain.generation_config.eos_token_id = None
+    hooked, ids = am.load(plain), torch.tensor([[5, 7], [8, 3]])
+    longer = hooked.generate(ids, 6)
+    assert longer.ids.shape == (2, 8)
+    assert torch.equal(longer.ids, hooked.generate(ids, 6, generator=torch.Generator()).ids)
+    assert torch.equal(longer.ids, hooked.generate(ids, 6, stop_at_eos=True).ids)
+
+
 FAMILIES = ["gpt2", "llama", "bloom", "gemma2"]
 
 
