@@ -24,6 +24,7 @@ from ...maths.precision import pass_tolerance
 from ..proof.probe import Passes, by_row, excess_of, output_of, with_least
 from ..run.passes import call
 from ..structure.copies import copy_of
+from ..structure.passes_apart import forget_passes
 from ..structure.signals import KINDS
 from .quantised import require_unquantised
 
@@ -167,6 +168,7 @@ def _rebuilt(bridged: PreTrainedModel) -> PreTrainedModel:
     if head is not None and head.weight is not embedding.weight:
         model.config.tie_word_embeddings = False
     model.eval()  # type: ignore[no-untyped-call]
+    forget_passes(model)
     return model
 
 

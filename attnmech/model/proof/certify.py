@@ -16,6 +16,7 @@ from torch import Tensor
 from ...basics.arguments import flag
 from ...basics.messages import first_line
 from ...basics.public import public
+from ...batch import Batch
 from ...errors import UnsupportedModelError, WeightsError
 from ...points import POINTS, PointKey, full_name, lens_name
 from ..attention.in_force import Part
@@ -28,7 +29,7 @@ from ..run.hooked import HookedModel, require_model
 from ..structure.copies import cannot_run
 from .depth import FULL, SHORT
 from .edit_checks import EditChecks
-from .far import far_length, one_of_each_kind, plain_block
+from .far import far_batch, one_of_each_kind, plain_block
 from .layer_checks import layer_checks
 from .plain_checks import comes_through
 from .probe import (
@@ -46,12 +47,12 @@ from .probe import (
     with_least,
 )
 from .remembered import remember, remembered
-from .texts import beginning_of, each_token_changed, end_changed, padded_batch, text_of
+from .texts import beginning_of, each_token_changed, end_changed, padded_batch
 
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
-    "weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed", "logits", "middle",
-    "far",
+    "weights", "points", "transformers", "implementations", "bridge", "padding", "texts", "causal", "embed", "logits",
+    "middle", "far",
 )  # fmt: skip
 """The names of the checks of whole passes, which concern every stack."""
 
@@ -211,7 +212,7 @@ class _Statements(EditChecks):
             "transformers": self._transformers,
             **({"implementations": self._implementations} if self.plan.trusted == "sdpa" else {}),
             "bridge": self._bridge,
-            "padding": self._padding,
+            **({"texts": self._texts} if self.model.is_own else {"padding": self._padding}),
             "causal": self._causal,
             "embed": self._embed,
             "logits": self._logits,
@@ -359,6 +360,16 @@ class _Statements(EditChecks):
         check = self.compare("padding", statement, _EVERY_POINT, padded, alone, real=torch.ones_like(alone[..., 0]) > 0)
         return check if check.passed else replace(check, detail=f"a text alone and padded on the right: {check.detail}")
 
+    def _texts(self) -> Check:
+        """Compares the longest text of a batch with the same text alone, in a later pass."""
+        statement = "neither other texts of a batch nor earlier passes change any output"
+        longest = self.batch.lengths.argmax()[None]
+        together, alone = self._output, self.output(self.batch.texts(longest))
+        if together.shape != (len(self.batch.ids), *alone.shape[1:]):
+            return Check("texts", statement, (), None, detail="the output has no row per text")
+        real = torch.ones(1, dtype=torch.bool, device=alone.device)
+        return self.compare("texts", statement, _EVERY_POINT, together[longest.to(together.device)], alone, real=real)
+
     def _causal(self) -> Check:
         statement = "no token sees a later one"
         if not self.model.causal:
@@ -440,25 +451,38 @@ class _Statements(EditChecks):
         code.
         """
         statement = "past the reach of a window, a single block returns what plain transformers returns"
-        length = far_length(self.model)
-        if length is None:
+        batch = far_batch(self.model, self.passes.depth.beginning)
+        if batch is None:
             return Check(
                 "far", statement, (), None, detail="the other probes reach past every branch of this model's code"
             )
         if not can_begin_in_the_middle(self.model) or not self.plan.batch_first:
             return Check("far", statement, (), None, detail="a single block of this model cannot run by itself")
-        batch = text_of(self.model, length)
+        texts = [batch.alone(number) for number in range(len(batch.ids))]
+        length, *beside = (text.ids.shape[1] for text in texts)
+        if beside:
+            statement += " for each text of a batch alone"
 
         def comparisons() -> Iterator[Compared]:
             for layer in one_of_each_kind(self.model.config, self.layers):
-                name = self.stack.point("resid_post"), layer
-                ours = self.model.forward(batch, captures=[name], part=Part(layer, layer + 1))[name].to(self.wide)
-                theirs = plain_block(self.model, self.stack, layer, batch).to(self.wide)
-                real = torch.ones_like(ours[..., 0], dtype=torch.bool)
-                excess = excess_of(ours, theirs, with_least(by_row(theirs, self.whole), self.model.dtype), real)
-                yield Compared(f"layer {layer} in a text of {length} tokens", excess)
+                alone = [plain_block(self.model, self.stack, layer, text).to(self.wide) for text in texts]
+                together, where = self._block_output(batch, layer), f"layer {layer} in a text of"
+                yield self._apart(together[:1], alone[0], f"{where} {length} tokens")
+                for short in beside:
+                    after = self._block_output(texts[1], layer)
+                    yield self._apart(together[1:, :short], alone[1], f"{where} {short} tokens beside one of {length}")
+                    yield self._apart(after, alone[1], f"{where} {short} tokens after one of {length}")
 
         return self.by_layer("far", statement, FROM_STREAM, comparisons(), self.whole)
+
+    def _block_output(self, batch: Batch, layer: int) -> Tensor:
+        """The output of one block of attnmech's model on the embeddings."""
+        name = self.stack.point("resid_post"), layer
+        return self.model.forward(batch, captures=[name], part=Part(layer, layer + 1))[name].to(self.wide)
+
+    def _apart(self, ours: Tensor, theirs: Tensor, where: str) -> Compared:
+        """A comparison of two streams, row by row."""
+        return Compared(where, excess_of(ours, theirs, with_least(by_row(theirs, self.whole), self.model.dtype)))
 
     def _embed(self) -> Check:
         scale = self.plan.embed_scale

@@ -1,6 +1,7 @@
 """Makes a probe longer than every window, and than every length at which a model's code branches.
 
 Past a window of 4,096 tokens, a pass through all layers would take too long, so this probe runs one block of each kind.
+If rotary tables depend on the length, the batch holds a short text too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from ..run.passes import call
 from ..stack.skipping import alone
 from ..stack.stack import Stack
 from ..structure.signals import below_head
-from .texts import LONG
+from .texts import LONG, texts_of
 
 _WINDOWS: Final = (
     "sliding_window", "sliding_window_size", "window_size", "local_attention", "attention_chunk_size",
@@ -33,24 +34,32 @@ _BLOCKS: Final = 3
 """The far probe runs at most this many blocks."""
 
 
-def far_length(model: HookedModel) -> int | None:
-    """The number of tokens needed to pass every branch of a model's code; None if the other probes suffice."""
-    limit = model.architecture.position_limit
-    branches = [place for place in _branches(model.config.get_text_config()) if LONG <= place <= _FARTHEST]
-    if limit is not None:
-        branches = [place for place in branches if place < limit]
+def far_batch(model: HookedModel, short: int) -> Batch | None:
+    """A text long enough to pass every branch of a model's code; None if the other probes suffice.
+
+    If a branch depends on the length of texts, a text of `short` tokens follows, padded on the right.
+    """
+    limit, config = model.architecture.position_limit, model.config.get_text_config()
+    turns = list(_turns(config))
+    branches = [place for place in (*_windows(config), *turns) if limit is None or place < limit]
+    branches = [place for place in branches if place <= _FARTHEST and (place in turns or place >= LONG)]
     if not branches or not model.writes_tokens or model.is_own or len(model.stacks) > 1:
         return None
     length = max(branches) + _BEYOND
-    return length if limit is None else min(length, limit)
+    length = length if limit is None else min(length, limit)
+    return texts_of(model, [length, short] if turns else [length])
 
 
-def _branches(config: Any) -> Iterator[int]:
-    """The lengths from which a model computes something else: its windows, and where its rotation changes."""
+def _windows(config: Any) -> Iterator[int]:
+    """The lengths of a model's windows."""
     for name in _WINDOWS:
         window = getattr(config, name, None)
         if isinstance(window, int):
             yield window
+
+
+def _turns(config: Any) -> Iterator[int]:
+    """The lengths of texts beyond which a model's rotation changes."""
     for kind, parameters in _rotations(getattr(config, "rope_parameters", None) or {}):
         if kind == "longrope":
             yield int(parameters["original_max_position_embeddings"])

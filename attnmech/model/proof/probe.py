@@ -34,6 +34,7 @@ from ..run.hooked import HookedModel
 from ..run.passes import ENCODED, call
 from ..stack.stack import Stack
 from ..structure.copies import copy_of, use_attention
+from ..structure.passes_apart import reading
 from ..structure.signals import below_head
 from .depth import SHORT, Depth
 from .texts import beginning_of, long_batch, probe_batch
@@ -489,7 +490,7 @@ def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[
     mask = batch.mask.long() if batch.padded else None
     inputs = batch.extra.get("pixel_values", batch.ids)
     options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
-    with torch.no_grad(), model._bridges.passing() as bridge:
+    with torch.no_grad(), reading(batch), model._bridges.passing() as bridge:
         logits, cache = bridge.run_with_cache(
             inputs, names_filter=set(hooks).__contains__, return_cache_object=True, **options
         )

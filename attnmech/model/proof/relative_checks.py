@@ -12,7 +12,7 @@ from ...maths.precision import product_rounding, steps_rounding
 from ..attention.disentangled import reach_of, row_of_distance
 from ..attention.in_force import Part
 from .probe import Compared, Probe, ProbeRun
-from .texts import text_of
+from .texts import texts_of
 
 _BEYOND: Final = 16
 """The text reaches past the distances that have separate rows by this many tokens."""
@@ -110,7 +110,7 @@ def _beyond_linear(probe: Probe) -> ProbeRun | None:
     if not probe.plan.relative or any(run.batch.ids.shape[1] >= length for run in probe.passes.runs):
         return None
     length = length if limit is None else min(length, limit)
-    batch, layer = text_of(model, length), probe.layers[0]
+    batch, layer = texts_of(model, [length]), probe.layers[0]
     run = ProbeRun(batch, {probe.stack.label: [layer]})
     points = [(probe.stack.point(name), layer) for name in ("q", "k", "scores")]
     layers = [(probe.stack.label, layer)]

@@ -1,5 +1,6 @@
 """Makes the inputs of the proof: a few random tokens, images or recordings, and their variations."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -102,10 +103,12 @@ def padded_batch(model: HookedModel, length: int) -> Batch | None:
     return model.encode(inputs)
 
 
-def text_of(model: HookedModel, length: int) -> Batch:
-    """One text of random tokens."""
+def texts_of(model: HookedModel, lengths: Sequence[int]) -> Batch:
+    """Texts of random tokens, padded on the right."""
     generator = torch.Generator().manual_seed(SEED + 3)
-    return model.encode(_random_ids(model, (1, length), generator))
+    ids = torch.randint(0, model.n_vocab, (len(lengths), max(lengths)), generator=generator)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return model.encode({"input_ids": ids, "attention_mask": mask})
 
 
 def beginning_of(batch: Batch, number: int, length: int) -> Batch:

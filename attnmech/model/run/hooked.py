@@ -41,6 +41,7 @@ from ..stack.heads import selected_heads
 from ..stack.points import check_size
 from ..stack.stack import Stack, stack_labelled
 from ..structure.architecture import Architecture
+from ..structure.passes_apart import follows_length
 from .applying import placed_hooks, placed_intervention, require_means
 from .bridges import Bridges
 from .generation import Continuing, Generated, Sampling, ends_of
@@ -253,10 +254,10 @@ class HookedModel(WiredModel):
         >>> text = model.generate("The keys to the old chest", 5)       # doctest: +SKIP
         >>> model.run(text, points=["pattern"]), "".join(text.tokens[0])   # doctest: +SKIP
 
-        If hooks or interventions are active, with `points` or a `generator`, and in an encoder-decoder, every token
-        comes from a full pass, to which hooks and interventions apply. Otherwise `model.bridge.generate` is used, which
-        is faster since it caches keys and values. The cache changes no number: `run` on the result gives the logits
-        from which each token was chosen.
+        If hooks or interventions are active, with `points` or a `generator`, in an encoder-decoder, and if rotary
+        tables depend on a text's length, every token comes from a full pass, to which hooks and interventions apply.
+        Otherwise `model.bridge.generate` is used, which is faster since it caches keys and values. The cache changes no
+        number: `run` on the result gives the logits from which each token was chosen.
 
         Args:
             inputs: prompts of the same length.
@@ -286,7 +287,8 @@ class HookedModel(WiredModel):
             raise InputError(f"{self.name} has no head that continues a text token by token.")
         if (batch if batch.target is None else batch.target).padded:
             raise InputError("all prompts must have the same length: generate cannot pad; give one at a time.")
-        if self.edited or asked or generator is not None or batch.target is not None:
+        in_passes = self.edited or asked or generator is not None or batch.target is not None
+        if in_passes or any(map(follows_length, self.modules())):
             sampling, ends = Sampling.of(options, generator), ends_of(self.tokenizer, self.config)
             return Continuing(self.run, self.encode, self.encoder, ends)(batch, count, sampling, asked)
         if differs := [check for check in self.certificate.remarks if check.name == "bridge"]:

@@ -17,6 +17,7 @@ from ..own.module import OwnModule
 from ..parts.packed import packed_projections
 from ..parts.settings import require_own_settings
 from ..stack.stack import Stack
+from ..structure.passes_apart import reading
 from ..structure.signals import KINDS, below_head, size_options
 
 ENCODED: Final = "encoder's final stream"
@@ -110,7 +111,8 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     elif KINDS.keys() & batch.extra.keys():
         inputs |= size_options(model, batch.extra)
         if batch.target is None:
-            return model(**inputs, return_dict=True)
+            with reading(batch):
+                return model(**inputs, return_dict=True)
     else:
         inputs["input_ids"] = batch.ids
         if batch.padded:
@@ -119,4 +121,5 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
         inputs["decoder_input_ids"] = batch.target.ids
         if batch.target.padded:
             inputs["decoder_attention_mask"] = batch.target.mask.long()
-    return model(**inputs, use_cache=False, return_dict=True)
+    with reading(batch):
+        return model(**inputs, use_cache=False, return_dict=True)

@@ -22,7 +22,7 @@ from ..stack.points import ModelPoints, has_head, points_of
 from ..stack.stack import Stack
 from ..stack.wiring import wired_stack
 from ..structure.architecture import Architecture
-from ..structure.copies import copy_of, forget_lengths, take_apart, use_attention
+from ..structure.copies import copy_of, take_apart, use_attention
 from .passes import CheckedPasses, call
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class WiredModel:
         # memory until Python collects reference cycles.
         weakref.finalize(self, take_apart, self._model).atexit = False
         use_attention(self._model, IMPLEMENTATION)
-        forget_lengths(self._model)
         base: nn.Module = self._model.base_model
         for plan in plans:
             if plan.adapt is not None:

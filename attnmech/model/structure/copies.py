@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -12,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...basics.messages import first_line
 from ...errors import UnsupportedModelError, WeightsError
+from .passes_apart import forget_passes
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -25,7 +25,8 @@ def copy_of(
     instead: Mapping[int, Any] = MappingProxyType({}),
     device: torch.device | None = None,
 ) -> Model:
-    """A copy of a model in eval mode: modules, config and buffers are copied, parameters are shared.
+    """A copy of a model in eval mode: modules, config and buffers are copied, parameters are shared. It has forgotten
+    the passes of the model, and each of its passes those before.
 
     `parameter` maps each parameter to the one that the copy holds, by default the same one. `instead` maps the `id` of
     an object to the object that replaces it in the copy. Buffers are moved to `device`, if given.
@@ -47,6 +48,7 @@ def copy_of(
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             setattr(buffer_owner, name, buffer.to(device))
     copied.eval()
+    forget_passes(copied)
     return copied
 
 
@@ -96,25 +98,6 @@ def has_own_hooks(model: nn.Module) -> bool:
     parts = [(part._forward_hooks, part._forward_pre_hooks) for part in model.modules()]
     hooks = [hook for kinds in parts for held in kinds for hook in held.values()]
     return not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
-
-
-def forget_lengths(model: nn.Module) -> None:
-    """Makes a model recompute rotary tables that depend on a text's length (dynamic, longrope) in each pass.
-
-    transformers keeps the tables of the longest text so far on the module, so that a pass would depend on earlier
-    passes and on those in other threads.
-    """
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        kinds = list(kinds.values()) if isinstance(kinds, Mapping) else [kinds]
-        if any("dynamic" in str(kind) or kind == "longrope" for kind in kinds):
-            module.forward = partial(_on_a_fresh_copy, module, type(module).forward)
-
-
-def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    fresh = copy.copy(module)
-    fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
-    return forward(fresh, *args, **kwargs)
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:

@@ -391,3 +391,31 @@ def test_a_wrong_reading_is_refused() -> None:
         model = am.load(randomised(Scaled()), example=X)
     with pytest.raises(CertificateError, match="output of the module itself does not hold"):
         model.run(X, points=["pattern"])
+
+
+class Mixing(nn.Module):
+    """A layer of attention whose output depends on the batch, or on the number of earlier passes."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.attention = nn.TransformerEncoderLayer(D, HEADS, 20, batch_first=True)
+        self.norm = nn.BatchNorm1d(D, track_running_stats=by != "batch")
+        self.passes, self.by = 0, by
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        normed = self.norm(self.attention(x).transpose(1, 2)).transpose(1, 2)
+        return normed * (1 + 0.01 * self.passes) if self.by == "passes" else normed
+
+
+@pytest.mark.parametrize("by", ["text", "batch", "passes"])
+def test_a_module_that_mixes_texts_or_passes_is_refused(by: str) -> None:
+    torch.manual_seed(0)
+    module = Mixing(by)
+    if by == "text":
+        assert am.load(module, example=X).certificate.ok
+        return
+    with pytest.warns(UnprovenWarning, match="first 'texts'"):
+        model = am.load(module, example=X)
+    with pytest.raises(CertificateError, match="neither other texts of a batch nor earlier passes"):
+        model.run(X)
