@@ -12,6 +12,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
   const state = { layer: 0, head: 0, colour: "", across: "map", up: "" };
   const typesOf = (at) => types[at] ?? [];
   let sought = "";
+  let isFound = true; // whether any head is what the reader looks for
 
   const pick = (at) => announce({ layer: Math.floor(at / heads), head: at % heads });
   const announce = (detail) => stage.dispatchEvent(new CustomEvent("attnmech-choose", { detail }));
@@ -61,6 +62,9 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
     if (!text) return true;
     return nameOf(at).toLowerCase() === text || `${layers[Math.floor(at / heads)]}.${at % heads}` === text || typesOf(at).some((name) => name.includes(text)) || rowsWith(at, text) > 0;
   }
+
+  /** A search without a match dims nothing. */
+  const isDimmed = (at) => isPale(at) || (isFound && !isSought(at));
 
   // ---- the map
 
@@ -116,7 +120,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
       const [cx, cy] = place(at);
       const point = makeSvg("circle", { cx, cy, r: count > 300 ? 3 : 4.5, class: "heads-point" });
       point.style.fill = colourOf(at);
-      point.classList.toggle("heads-pale", isPale(at) || !isSought(at));
+      point.classList.toggle("heads-pale", isDimmed(at));
       point.addEventListener("click", () => pick(at));
       point.addEventListener("pointerenter", () => say(at));
       point.addEventListener("pointerleave", () => say());
@@ -197,8 +201,9 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
     const text = sought.trim().toLowerCase();
     const rows = text ? range(count).map((at) => [at, rowsWith(at, text)]).filter(([, of]) => of).sort(([, one], [, other]) => other - one) : [];
     const buttons = rows.slice(0, MOST_FOUND).flatMap(([at, of]) => [make("button", { type: "button", text: nameOf(at), onclick: () => pick(at) }), ` ${counting(of, "row")} `]);
+    const nothing = isFound ? [] : [`No ${["head", ...searched].map((words) => words.replace("a ", "")).join(" or ")} matches “${isolated(sought.trim())}”.`];
     const more = rows.length > MOST_FOUND ? [`and ${counting(rows.length - MOST_FOUND, "other head")}`] : [];
-    list.replaceChildren(...(rows.length ? [`Attend to “${isolated(sought.trim())}”: `, ...buttons, ...more] : []));
+    list.replaceChildren(...(rows.length ? [`Attend to “${isolated(sought.trim())}”: `, ...buttons, ...more] : nothing));
   }
 
   const sentence = make("p", { className: "heads-sentence" });
@@ -212,6 +217,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
 
   function draw() {
     const isMap = state.across === "map";
+    isFound = range(count).some(isSought);
     grid.hidden = !isMap;
     plot.classList.toggle("heads-hidden", isMap);
     upRow.hidden = isMap;
@@ -223,7 +229,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
       cells.forEach((cell, at) => {
         cell.style.background = colourOf(at);
         cell.textContent = letterOf(at);
-        cell.className = `heads-cell${isPale(at) || !isSought(at) ? " heads-pale" : ""}`;
+        cell.className = `heads-cell${isDimmed(at) ? " heads-pale" : ""}`;
         cell.tabIndex = at === chosen ? 0 : -1;
         cell.setAttribute("aria-selected", String(at === chosen));
         cell.setAttribute("aria-label", `${nameOf(at)}, ${typesOf(at).join(", ") || NO_TYPE}`);

@@ -26,14 +26,13 @@ MOST_KEYS: Final = 12
 """The default number of keys drawn per row."""
 
 REFERENCES: Final = {
-    "zero": "score before softmax",
     "mean": "score before softmax<br>− the row's mean",
+    "zero": "score before softmax",
     "runner_up": "score before softmax<br>− the runner-up's",
 }
 """The references that can be subtracted from a row's terms; subtracting one number from all keys changes no
-probability.
+probability. On a page, the first is shown first: as computed, what all keys share can dwarf what they differ in.
 """
-
 
 ROW_READING: Final = (
     "The keys that the selected query attends to most. Left: the terms of each score, stacked from 0; the ring is "
@@ -189,6 +188,21 @@ def likeliest(
         np.where(np.isfinite(scores), -pattern, np.inf), axis=-1, kind="stable"
     )
     return order
+
+
+def widest_row(
+    scores: Float[np.ndarray, "query key"], pattern: Float[np.ndarray, "query key"], rows: Sequence[int] | None = None
+) -> int:
+    """The row, of these or of all, whose drawn keys differ most in their scores; the first of equal ones.
+
+    >>> widest_row(np.array([[1, np.nan], [5, 2]]), np.array([[1, 0], [0.95, 0.05]]))
+    1
+    """
+    drawn = np.take_along_axis(scores, likeliest(scores, pattern)[:, :MOST_KEYS], axis=-1)
+    seen = np.isfinite(drawn)
+    reach = np.where(seen, drawn, -np.inf).max(axis=-1) - np.where(seen, drawn, np.inf).min(axis=-1)
+    among = np.arange(len(scores)) if rows is None else np.array(rows)
+    return int(among[reach[among].argmax()])
 
 
 _OF_ROW: Final = ("layer", "head", "query")

@@ -258,9 +258,10 @@ function fitWidth(figure, width) {
   figure.layout.height = heightOf(figure, width);
   const cell = (0.7 * width) / keys.length;
   const largestMark = Math.max(cell + 1, 4);
+  const hasCells = figure.data.some(({ z }) => z); // only a map of keys has a column for each
   for (const trace of figure.data) {
     if (trace.z && cell < 8) Object.assign(trace, { xgap: 0, ygap: 0 });
-    if (trace.meta in marks) trace.marker.size = Math.min(trace.marker.size, largestMark);
+    if (hasCells && trace.meta in marks) trace.marker.size = Math.min(trace.marker.size, largestMark);
   }
 }
 

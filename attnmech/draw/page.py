@@ -22,7 +22,7 @@ from .heads import PageHeads
 from .numbers import ScoreNumbers, TableRow, row_sentences
 from .packing import rounding_note
 from .patterns import PROBABILITY, VALUE_WEIGHTED
-from .section import TABS, Choice, OfPattern, Section
+from .section import TABS, Choice, OfPattern, Section, in_page_order
 from .style import MarkStyle, marks_for
 from .templates import rendered
 from .text import bound, json_for_script, token_labels, visible_token
@@ -55,7 +55,7 @@ class Page:
     notes: Sequence[str] = ()
     """What the page leaves out, besides the notes on its text."""
     sections: Sequence[Section]
-    """The sections, in order; the reader's choices replace `{layer}`, `{head}`, … in their calls."""
+    """The sections, which the page orders by tab; choices replace `{layer}`, `{head}`, … in their calls."""
     facts: Sequence[TableRow] = ()
     """Facts about the model and the run, such as layers, heads, the largest residual."""
     checks: Sequence[TableRow] = ()
@@ -77,6 +77,9 @@ class Page:
     and the last token."""
     detailed: Sequence[int] | None = None
     """The heads, counted layer by layer, whose scores and terms the page holds cell by cell; None for all heads."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sections", in_page_order(self.sections))
 
 
 def render_page(page: Page, *, reads_files: bool = False) -> str:

@@ -1,7 +1,8 @@
 """A section of a page: what a method says about its numbers, with the figures that show them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Final, Literal
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -74,8 +75,29 @@ class Section:
     """The rounding error of the section's numbers on a page, as the end of a sentence."""
     tab: Tab = "model"
     """The question of `TABS` under which a page shows the section."""
+    numbered: bool = False
+    """Whether a page with tabs numbers the section as a figure."""
 
     @property
     def anchor(self) -> str:
         """The id of the section's element on a page, without "-section"."""
         return self.name or next(iter(self.figures))
+
+
+def in_page_order(sections: Sequence[Section]) -> list[Section]:
+    """The sections tab by tab, with the numbers of figures in that order; those with a number keep it.
+
+    >>> write, look = (Section(name, "", {}, tab=name, numbered=True) for name in ("write", "look"))
+    >>> [section.heading for section in in_page_order([write, look])]
+    ['Figure 1. look', 'Figure 2. write']
+    """
+    ordered = sorted(sections, key=lambda section: list(TABS).index(section.tab))
+    number = count(1)
+    return [_with_number(section, next(number)) if section.numbered else section for section in ordered]
+
+
+def _with_number(section: Section, number: int) -> Section:
+    contents = section.contents or section.heading
+    return replace(
+        section, heading=f"Figure {number}. {section.heading}", contents=f"{number} {contents}", numbered=False
+    )

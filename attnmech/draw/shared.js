@@ -222,6 +222,7 @@ const MOST_ASPECT = 1.5; // greatest height over width, so that a figure fits a 
  */
 function drawPlotly(place, { data, layout }, pause) {
   place.pause = pause;
+  breakTitles(layout);
   const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
   return Plotly.react(place, data, { ...layout, dragmode: byFinger ? false : "zoom" }, {
     displaylogo: false,
@@ -231,6 +232,42 @@ function drawPlotly(place, { data, layout }, pause) {
     modeBarButtonsToAdd: pictureButtons,
     modeBarButtonsToRemove: ["toImage", "sendChartToCloud", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
   });
+}
+
+const TEXT_BESIDE = 110; // CSS pixels that the labels of rows may take beside a figure's horizontal axes
+const LINE_OF_TITLE = 17; // CSS pixels
+
+/**
+ * Breaks titles that are wider than their figure into lines, and makes room for these; plotly would cut them off.
+ *
+ * @param {any} layout
+ */
+function breakTitles(layout) {
+  const broken = (holder, width, size) => {
+    const font = `${holder.font?.size ?? size}px system-ui, sans-serif`;
+    const before = holder.text.split("<br>");
+    const lines = before.flatMap((line) => linesWithin(line, width, font));
+    holder.text = lines.join("<br>");
+    return LINE_OF_TITLE * (lines.length - before.length);
+  };
+  const margin = { ...layout.margin };
+  const grow = (side, more) => {
+    margin[side] = (margin[side] ?? 10) + more;
+    layout.height += more;
+  };
+  for (const [name, part] of Object.entries(layout)) {
+    const { width } = layout;
+    if (name === "title" && part.text) grow("t", broken(part, width - 20, 17));
+    if (/^legend\d*$/.test(name) && part.title?.text) grow("t", broken(part.title, (1 - (part.x ?? 0)) * (width - 40), 13));
+    if (/^xaxis\d*$/.test(name) && part.title?.text) {
+      const [from, to] = part.domain ?? [0, 1];
+      broken(part.title, (to - from) * (width - TEXT_BESIDE), 14); // the axis makes room for its title
+    }
+    if (name === "annotations") {
+      for (const note of part) if (note.xref === "paper" && note.text) grow(note.y < 0 ? "b" : "t", broken(note, width - 20, 12));
+    }
+  }
+  layout.margin = margin;
 }
 
 /**
@@ -293,9 +330,9 @@ function titled(drawn, { title, width, height, ink, background }) {
 }
 
 /** Words in lines of at most this many CSS pixels, where no word is longer. */
-function linesWithin(words, width) {
+function linesWithin(words, width, font = TITLE_FONT) {
   const context = contextOf(make("canvas"));
-  context.font = TITLE_FONT;
+  context.font = font;
   /** @type {string[]} */
   const lines = [];
   for (const word of words.split(" ").filter(Boolean)) {

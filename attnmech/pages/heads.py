@@ -213,7 +213,9 @@ class HeadFacts(ABC):
         kinds = self.types_of(layer, head)
         if kinds:
             return "\n".join(f"{kind}: {self._share(layer, head, kind)}" for kind in kinds)
-        return "" if self.types is None else f"None is claimed. Highest scores: {self.types.top_scores(layer, head)}."
+        if self.types is None:
+            return ""
+        return f"{self.types.why_unclaimed(layer, head)} Highest scores: {self.types.top_scores(layer, head)}."
 
     def _example(self, layer: int, head: int) -> str:
         example = None if self.types is None else self.types.example_of(layer, head)

@@ -290,7 +290,7 @@ class Report(WritesHtml):
             *self.paths.sections(calls["arguments"], view.tokens, layers, nouns),
             *self.focus.sections(calls["focus"], layers, nouns),
             *([] if self.updates is None else self.updates.sections(calls["updates"], layers, nouns)),
-            *(_numbered(section, number) for number, section in enumerate(further, start=11)),
+            *(replace(section, numbered=True) for section in further),
         ]
 
     def _with_types(self, overview: Section, types: HeadTypes) -> Section:
@@ -342,7 +342,7 @@ class Report(WritesHtml):
             return ""
         first = str(shares.idxmax()).removesuffix("_share").replace("_", "-")
         where = f"on average over {len(frame)} heads and all rows"
-        return f"The {first} term supplies {percent(shares.max(), 0)} of a row's highest score, {where} (figure 2)."
+        return f"The {first} term supplies {percent(shares.max(), 0)} of a row's highest score, {where}."
 
     def _repr_html_(self) -> str:
         page, instead = html_text(self.to_html()), html_text(f"{self.lead} {UNTRUSTED}")
@@ -389,10 +389,6 @@ def _expected(view: View) -> Section:
         figures={"expected-tokens": view},
         call='model.run(text).show("logits")',
     )
-
-
-def _numbered(section: Section, number: int) -> Section:
-    return replace(section, heading=f"Figure {number}. {section.heading}", contents=f"{number} {section.contents}")
 
 
 def short_name(name: str) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32
 
+from ..draw.ledger import widest_row
 from ..draw.numbers import ScoreNumbers
 from ..methods.head_types.formulas import targets
 from ..methods.head_types.head_types import RESTING, HeadTypes
@@ -25,17 +26,18 @@ def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int
 def row_of(types: Sequence[str], view: ScoreNumbers, layer: int, head: int) -> int:
     """The row of a head that a page shows first.
 
-    For a head with a type, this is the row whose attention to keys of that type exceeds uniform attention most; types
-    of heads that rest on one token come last. For a head without a type, it is the row with the highest attention to
-    another token.
+    For a head with a type, take the rows whose attention to keys of that type exceeds uniform attention at least half
+    as much as in any row; this is the one whose scores differ most. Types of heads that rest on one token come last.
+    For a head without a type, it is the row with the highest attention to another token.
     """
+    scores = view.scores[view.layers.index(layer), head]
     pattern = view.pattern[view.layers.index(layer), head]
     uniform = (pattern > 0) / np.maximum(1, (pattern > 0).sum(axis=1, keepdims=True))
     for kind in sorted(types, key=lambda kind: kind in RESTING):
         target = _targets(view.tokens, kind, causal=not np.triu(view.pattern, 1).any())
         above = ((pattern - uniform) * target)[1:].sum(axis=1)
         if above.size and above.max() > 0:
-            return 1 + int(above.argmax())
+            return widest_row(scores, pattern, [1 + int(row) for row in np.flatnonzero(above >= above.max() / 2)])
     return _looking_elsewhere(pattern)
 
 

@@ -67,7 +67,7 @@ class _Reader:
                 continue
             elif field.name in rest or path in self._tensors or _is_optional(hints[field.name]):
                 values[field.name] = self._value(hints[field.name], rest.get(field.name), path)
-            elif field.default is dataclasses.MISSING:
+            elif field.default is field.default_factory is dataclasses.MISSING:
                 raise KeyError(field.name)
         return kind(**values)
 

@@ -267,7 +267,7 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
     outputs.write(focus.to_frame(), {".html": focus.write_html})
     read, expected = (frame.select_dtypes("number") for frame in (pd.read_csv(table), focus.to_frame()))
     pd.testing.assert_frame_equal(read, expected, check_dtype=False, atol=1e-6, rtol=1e-5)
-    assert "Figure 5. How often heads attend most to the first token" in page.read_text(encoding="utf-8")
+    assert "Figure 2. How often heads attend most to the first token" in page.read_text(encoding="utf-8")
     assert sorted(tmp_path.iterdir()) == [table, page]
 
 

@@ -98,7 +98,7 @@ def test_focus_of_a_text_and_of_a_corpus(
     ).all()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["corpus.html", "corpus.jsonl", "corpus.parquet", "heads.csv"]
-    assert "Figure 5. How often heads attend most to the first token" in page.read_text(encoding="utf-8")
+    assert "Figure 2. How often heads attend most to the first token" in page.read_text(encoding="utf-8")
 
 
 def test_drift_of_a_text_and_of_a_corpus(

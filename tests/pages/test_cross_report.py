@@ -158,8 +158,9 @@ def test_a_report_has_every_stack_with_its_own_tokens() -> None:
 def test_what_has_no_meaning_in_cross_attention_is_absent() -> None:
     cross = reported().others["cross"]
     sections = {section.heading for section in cross._page().sections}
-    assert {"Figure 1. Attention map", "Figure 5. How often heads attend most to the first key token"} <= sections
-    assert not any(heading.startswith("Figure 4") for heading in sections)
+    assert "Figure 1. Attention map" in sections
+    assert any(heading.endswith("How often heads attend most to the first key token") for heading in sections)
+    assert not any("the token itself" in heading for heading in sections)
     place = {"layer": 1, "head": 2, "query": 3, "rank": 1, "weight": 0}
     texts = [text for each in cross._page().sections for text in (each.finding, each.reading, each.caveat)]
     told = [text if isinstance(text, str) else str(text.at(place)) for text in texts]

@@ -41,8 +41,8 @@ def _figures(nouns: Nouns) -> tuple[_Figure, ...]:
         _Figure(
             "self_top",
             "self_focus",
-            "4 Attention to itself",
-            f"Figure 4. How often heads attend most to the {nouns.token} itself",
+            "Attention to itself",
+            f"How often heads attend most to the {nouns.token} itself",
             f"Each point is one head: the fraction of its rows whose highest score is at the {nouns.query_token} "
             "itself.",
             _RANKS_JOINED,
@@ -51,14 +51,14 @@ def _figures(nouns: Nouns) -> tuple[_Figure, ...]:
         _Figure(
             "first_top",
             "first_focus",
-            f"5 Attention to the {nouns.first}",
-            f"Figure 5. How often heads attend most to the {nouns.first}",
-            "As in figure 4, for rows whose highest score is at position 0.",
-            f"Lines join heads as in figure 4. Rows whose highest score is at any other {nouns.token} count in "
-            "neither figure.",
+            f"Attention to the {nouns.first}",
+            f"How often heads attend most to the {nouns.first}",
+            "Each point is one head: the fraction of its rows whose highest score is at position 0.",
+            f"{_RANKS_JOINED} Rows whose highest score is at any other {nouns.token} count neither here nor as "
+            f"attention to the {nouns.token} itself.",
             f"attending most to the {nouns.first} in at least half of the rows",
         ),
-        _concentration(nouns, 4, " Rows with few visible keys count as much as rows with many."),
+        _concentration(nouns, " Rows with few visible keys count as much as rows with many."),
     )
 
 
@@ -68,26 +68,26 @@ def _cross_figures(nouns: Nouns) -> tuple[_Figure, ...]:
         _Figure(
             "first_top",
             "first_focus",
-            "5 Attention to the first key",
-            f"Figure 5. How often heads attend most to the first {nouns.key_token}",
+            "Attention to the first key",
+            f"How often heads attend most to the first {nouns.key_token}",
             "Each point is one head: the fraction of its rows whose highest score is at position 0 of the "
             f"{nouns.key_text}.",
             _RANKS_JOINED,
             f"attending most to the first {nouns.key_token} in at least half of the rows",
         ),
-        _concentration(nouns, 5),
+        _concentration(nouns),
     )
 
 
-def _concentration(nouns: Nouns, joined_as_in: int, more: str = "") -> _Figure:
+def _concentration(nouns: Nouns, more: str = "") -> _Figure:
     return _Figure(
         "concentration",
         "concentration",
-        "6 Concentration",
-        "Figure 6. How concentrated attention is",
+        "Concentration",
+        "How concentrated attention is",
         "The mean over rows of p(1) − p(2), the highest probability after softmax minus the second highest. Near 1, "
         f"a head attends to one {nouns.of_keys.token} at a time; near 0, to several.",
-        f"Lines join heads as in figure {joined_as_in}.{more}",
+        f"{_RANKS_JOINED}{more}",
         "reaching 0.5",
         "{:.3f}".format,
     )
@@ -110,6 +110,7 @@ def _plain(view: FocusNumbers, figure: _Figure, call: str) -> Section:
     return Section(
         contents=figure.contents,
         heading=figure.heading,
+        numbered=True,
         reading=figure.reading,
         caveat=f"{figure.caveat} {_rows_in_words(view)}",
         figures={figure.name.replace("_", "-"): rank_lines_of(view, figure.number)},

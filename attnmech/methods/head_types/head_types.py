@@ -6,6 +6,7 @@ A type is claimed if the attention on its targets exceeds the baseline, by an in
 types together, and is not trivially small.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.chart import Chart
 from ...draw.section import Section
-from ...draw.text import percent
+from ...draw.text import percent, signed
 from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
@@ -38,7 +39,7 @@ from .formulas import ANSWERED, POSITIONAL, TYPES
 from .repeated import repeated_sequences
 from .retrieval import HighestKeys, Retrieval
 from .sums import AROUND_KEY, HeadTypeSums
-from .type_scores import ByType, TypeScores
+from .type_scores import TRIVIAL_MASS, ByType, TypeScores
 
 BROAD: Final = 0.8
 """A head without a claim is called broad if the entropy of its rows is at least this share of uniform attention's."""
@@ -293,6 +294,30 @@ class HeadTypes(TypeScores):
         known = [name for name in scores if scores[name] == scores[name]]
         best = sorted(known, key=lambda name: -scores[name])[:3]
         return ", ".join(f"{name} {scores[name]:.2f}" for name in best)
+
+    def why_unclaimed(self, layer: int, head: int) -> str:
+        """Says why a head without a claim has none: what its highest score lacks.
+
+        >>> import attnmech as am
+        >>> am.head_types(am.load()).why_unclaimed(0, 2).split(",")[0]
+        'No type is claimed: previous (0.13) is above its baseline'
+        """
+        known = {name: float(self.scores[name][layer, head]) for name in TYPES}
+        name = max(known, key=lambda name: known[name] if known[name] == known[name] else -1.0)
+        low, high = (float(end[layer, head]) for end in self._intervals[name])
+        if math.isnan(low):
+            return f"No type is claimed: a claim needs {LEAST_TEXTS} texts with targets."
+        score, baseline, top = (float(of[name][layer, head]) for of in (self.scores, self.baselines, self.tops))
+        if low <= 0:
+            ends = " to ".join(signed(end, ".2f") for end in (low, high))
+            return (
+                f"No type is claimed: {name} ({score:.2f}) is not clearly above its baseline ({baseline:.2f}); the 95 "
+                f"% interval of the difference, for all heads and types together, is {ends}."
+            )
+        return (
+            f"No type is claimed: {name} ({score:.2f}) is above its baseline, but below {TRIVIAL_MASS}, and its "
+            f"targets are the highest key in {percent(top, 0)} of rows, less than half."
+        )
 
     def on_text(self) -> str:
         """Describes how heads attend to the delimiters of a single text, without a claim; empty without delimiters."""

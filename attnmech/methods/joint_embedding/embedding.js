@@ -168,13 +168,14 @@
 
     function tellSearch(ranked) {
       if (hits === null) {
-        hitsFound.textContent = foundMeans.textContent = "";
+        hitsFound.textContent = state.search.trim() ? `No token matches “${isolated(state.search.trim())}”.` : "";
+        foundMeans.textContent = "";
         return;
       }
       const wanted = `“${isolated(state.search.trim())}”: ${counting(hits.size, "token")} of ${tokens.count.toLocaleString("en")}`;
       if (hits.size < 2) {
         hitsFound.textContent = `${wanted}.`;
-        foundMeans.textContent = hits.size ? "Distances between hits need at least two hits." : "";
+        foundMeans.textContent = "Distances between hits need at least two hits.";
         return;
       }
       const named_ = (block) => `${names[block]} (${spread[block].toFixed(2)})`;
@@ -199,7 +200,7 @@
       const colouring = colouringOf(state.pointColour, stage, data, tokens);
       if (changed("search", "whole")) {
         const wanted = hitsOf(labels, state.search, state.whole);
-        hits = wanted && new Set(wanted);
+        hits = wanted?.length ? new Set(wanted) : null; // a search without a hit dims nothing
       }
       if (changed("search", "whole", "projection")) spread = hits === null ? [] : spreadOfHits(cloud, [...hits], tokens.count);
       const ranked = range(places.length).sort((one, other) => spread[one] - spread[other] || one - other);

@@ -390,10 +390,15 @@ class SourceDecomposition(Result):
         if pairs.numel() > len(named):
             named.append(f"{pairs.numel() - len(named)} other pairs {signed(rest, '.2f')}")
         preference = float(part.preference[:, place][here])
-        others = "; other terms make up most of the score" if abs(preference) > 2 * abs(total) else ""
+        others = {name: float(value[:, place][here]) for name, value in part.others.items()}
+        largest = max(others, key=lambda name: abs(others[name]), default=None)
+        more = ""
+        if largest is not None and abs(others[largest]) > abs(total):
+            share = f" ({percent(others[largest] / preference, 0)} of the score)" if preference > 0 else ""
+            more = with_minus_signs(f"; the largest term is {largest}: {signed(others[largest], '.2f')}{share}")
         return (
             f"{where} {looks} {key_at} {quoted(words[key_at])}: score {signed(preference, '.2f')} relative to the "
-            f"mean of the {seen} keys it sees; query_key gives {signed(total, '.2f')}: {', '.join(named)}{others}"
+            f"mean of the {seen} keys it sees; query_key gives {signed(total, '.2f')}: {', '.join(named)}{more}"
         )
 
     def to_frame(self) -> pd.DataFrame:

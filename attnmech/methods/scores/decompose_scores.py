@@ -22,7 +22,7 @@ from ...draw.figure_page import in_notebook_output
 from ...draw.head_picker import head_picker
 from ...draw.heads import HeadNumber, PageHeads
 from ...draw.html_file import returns_page, write_page
-from ...draw.ledger import ROW_READING, row_ledger
+from ...draw.ledger import ROW_READING, row_ledger, widest_row
 from ...draw.numbers import ScoreNumbers, TableRow
 from ...draw.page import Page, render_page
 from ...draw.section import Section
@@ -306,6 +306,7 @@ class ScoreDecomposition(SplitScores):
                 facts=[TableRow("largest residual", f"{worst:.1e}", "ok")],
                 checks=[],
                 provenance=self.provenance.entries,
+                start=(view.layers[0], 0, widest_row(view.scores[0, 0], view.pattern[0, 0])),
             )
         )
 

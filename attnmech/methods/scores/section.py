@@ -23,7 +23,7 @@ MEASURE: Final = Choice(
     "measure", "Cells show", tuple(MEASURES), ("the score", "the score minus its row's highest", "the probability")
 )
 AGAINST: Final = Choice(
-    "against", "Terms shown", tuple(REFERENCES), ("as computed", "minus the row's mean", "minus the runner-up's")
+    "against", "Terms shown", tuple(REFERENCES), ("minus the row's mean", "as computed", "minus the runner-up's")
 )
 
 WEIGHT: Final = Choice(
@@ -95,8 +95,9 @@ def score_sections(
             choices=(WEIGHT,) if weighted else (),
         ),
         Section(
-            contents="1 Attention map",
-            heading="Figure 1. Attention map",
+            contents="Attention map",
+            heading="Attention map",
+            numbered=True,
             finding=_about_rows(view),
             reading=f"One row for each {nouns.query_token}, one column for each {nouns.key_token}. A mark shows the "
             "highest score of its row; the frame shows the selected query. Click a row to select another.",
@@ -135,9 +136,10 @@ def score_sections(
         ),
         Section(
             name="score-shares",
-            contents="2 What scores are made of",
+            contents="What scores are made of",
             tab="why",
-            heading="Figure 2. What the scores are made of",
+            heading="What the scores are made of",
+            numbered=True,
             finding=_about_shares(splits),
             reading="For each query, the key at the selected rank (0 is the highest score), and the share of each term "
             "in that key's score.",
@@ -157,10 +159,10 @@ def score_sections(
             ),
         ),
         Section(
-            contents="3 Terms of the key",
+            contents="Terms of the key",
             tab="why",
-            heading="Figure 3. "
-            + ("The key's terms for the last query" if view.key_terms_of_last else "The terms of the key alone"),
+            heading="The key's terms for the last query" if view.key_terms_of_last else "The terms of the key alone",
+            numbered=True,
             finding=_about_key_terms(splits),
             reading="What each key's score gains or loses for the last query: from its distance (position), and from "
             "the key itself, whatever the query holds (key bias)."
@@ -237,9 +239,9 @@ def _ledger(splits: _Splits, call: str) -> Section:
         heading="One row as a sum",
         finding=_about_leads(splits),
         reading=ROW_READING,
-        caveat="A term with one value at every key of the row changes no probability, however long its bar; shown "
-        "minus the row's mean or minus the runner-up's terms, it vanishes. The hover box gives the terms as the model "
-        "computes them.",
+        caveat="A term with one value at every key of the row changes no probability, however long its bar is as "
+        "computed; minus the row's mean or the runner-up's terms, it vanishes. The hover box gives the terms as "
+        "computed.",
         figures={
             "row-ledger": ledger_chart(
                 splits.terms, view.scores, view.pattern, view.tokens, keys=view.keys or None, nouns=view.nouns

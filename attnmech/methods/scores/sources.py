@@ -4,7 +4,7 @@ Sources are the stream's writers, or directions. The equations are in `attnmech.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -51,6 +51,8 @@ class SourceParts:
     """The number of keys that the cell's row sees."""
     preference: Float[Tensor, "batch head cell"]
     """The model's score in the cell, minus the mean score over the keys that its row sees."""
+    others: Mapping[str, Float[Tensor, "batch head cell"]] = field(default_factory=dict)
+    """What each other term of the score adds to `preference`; empty in files of older versions."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -71,10 +73,11 @@ class SourceParts:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The keys and preferences of the cells in a block of rows."""
+    """The keys of the cells in a block of rows, and what their scores and terms exceed the row's mean by."""
 
     key_at: Int[Tensor, "batch head cell"]
     preference: Float[Tensor, "batch head cell"]
+    others: Mapping[str, Float[Tensor, "batch head cell"]]
 
 
 class SourceWalk:
@@ -115,8 +118,8 @@ class SourceWalk:
         scores = block.scores.to(ledger.query_from_input.dtype)
         keep, width = block.visible & block.real[:, None, :, None], scores.shape[-1]
         here = (self._query_at >= start) & (self._query_at < stop)
-        rows = self._query_at[here] - start
-        row, seen = scores[:, list(self._chosen[block.layer])][:, :, rows], keep[:, :, rows]
+        rows, heads = self._query_at[here] - start, list(self._chosen[block.layer])
+        row, seen = scores[:, heads][:, :, rows], keep[:, :, rows]
         if self._key_at is None:
             key = row.masked_fill(~seen, -torch.inf).argmax(dim=-1)
         else:
@@ -124,11 +127,17 @@ class SourceWalk:
         # Beyond the block's width no row sees a key.
         inside = key.clamp(max=width - 1)
         valid = (key < width) & seen.expand_as(row).gather(-1, inside[..., None])[..., 0]
-        mean = row.masked_fill(~seen, 0.0).sum(dim=-1) / seen.sum(dim=-1).clamp_min(1)
-        return _Rows(
-            key.masked_fill(~valid, -1),
-            row.gather(-1, inside[..., None])[..., 0].sub(mean).masked_fill(~valid, torch.nan),
-        )
+
+        def above_mean(values: Float[Tensor, "batch head cell key"]) -> Float[Tensor, "batch head cell"]:
+            mean = values.masked_fill(~seen, 0.0).sum(dim=-1) / seen.sum(dim=-1).clamp_min(1)
+            return values.gather(-1, inside[..., None])[..., 0].sub(mean).masked_fill(~valid, torch.nan)
+
+        others = {}
+        for name in ledger.names_along_row():
+            if name != "query_key":
+                term = ledger.term(name, slice(start, stop))[..., :width].expand_as(scores)
+                others[name] = above_mean(term[:, heads][:, :, rows])
+        return _Rows(key.masked_fill(~valid, -1), above_mean(row), others)
 
     def _finish(self, block: RowBlock, audit: ScoreAudit) -> None:
         key_at = torch.cat([rows.key_at for rows in self._rows], dim=-1)
@@ -160,6 +169,9 @@ class SourceWalk:
             key_at=key_at,
             keys_seen=keys_seen[:, 0],
             preference=torch.cat([rows.preference for rows in self._rows], dim=-1),
+            others={
+                name: torch.cat([rows.others[name] for rows in self._rows], dim=-1) for name in self._rows[0].others
+            },
         )
 
     def _at_cells(

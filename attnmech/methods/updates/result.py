@@ -278,7 +278,7 @@ class ResidualUpdates(RowMeans):
         shown = [self.layers[place] for place in spread(len(self.layers), 4)]
         return [
             Section(
-                f"Figure 10. Updates along the text, layer {layer}",
+                f"Updates along the text, layer {layer}",
                 "Each point is ‖u‖ / ‖x‖ of one head at one token, marked by the key with the head's highest "
                 "attention.",
                 {f"magnitude-by-position-{layer}": self.plot("magnitude_by_position", layer=layer)},

@@ -54,9 +54,10 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
 
     return [
         Section(
-            contents="7 Update magnitude",
+            contents="Update magnitude",
             tab="write",
-            heading="Figure 7. How much each head changes the stream",
+            heading="How much each head changes the stream",
+            numbered=True,
             finding=_over_tokens(view, positive, partial(_about_magnitudes, nouns)),
             reading=_by_side(
                 "Each histogram is one head of the selected layer: its update magnitudes ‖u‖ / ‖x‖ over the "
@@ -72,23 +73,25 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             rounding=f"update magnitudes are off by at most {bound(off)} of their value" if off else "",
         ),
         Section(
-            contents="8 Update orientation",
+            contents="Update orientation",
             tab="write",
-            heading="Figure 8. The direction in which each head moves the stream",
+            heading="The direction in which each head moves the stream",
+            numbered=True,
             finding=_over_tokens(view, orientation, _about_orientations),
             reading=_by_side(
                 "Each histogram is one head: its update orientations cos(u, x). At 1 an update lengthens the stream, "
                 "at 0 it is orthogonal to the stream, and below 0 it cancels part of the stream."
             ),
-            caveat="Scaled as in figure 7. In many dimensions, two unrelated directions are nearly orthogonal, so "
-            "values near 0 are expected by chance.",
+            caveat="Each histogram is scaled to its fullest bin. In many dimensions, two unrelated directions are "
+            "nearly orthogonal, so values near 0 are expected by chance.",
             figures={"orientation": orientation_histograms_chart(orientation, SIDES, nouns=nouns)},
             call=plotted("orientation"),
         ),
         Section(
-            contents="9 Orientation by magnitude",
+            contents="Orientation by magnitude",
             tab="write",
-            heading="Figure 9. Orientation against magnitude",
+            heading="Orientation against magnitude",
+            numbered=True,
             finding=_about_largest(view, magnitude, orientation),
             reading=_by_side(
                 f"One point per {nouns.token} and head of the selected layer, marked by the key with the head's "
@@ -99,11 +102,14 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             call=plotted("orientation_by_magnitude"),
         ),
         Section(
-            contents=f"10 Magnitude along the {nouns.text}",
+            contents=f"Magnitude along the {nouns.text}",
             tab="write",
-            heading=f"Figure 10. Magnitude along the {nouns.text}",
+            heading=f"Magnitude along the {nouns.text}",
+            numbered=True,
             finding=_about_marks(view, magnitude),
-            reading=_by_side(f"The points of figure 9, plotted by the position of the {nouns.query_token}."),
+            reading=_by_side(
+                f"The points of “Orientation against magnitude”, plotted by the position of the {nouns.query_token}."
+            ),
             caveat=f"On the target side, a {nouns.first} with a very large ‖x‖ makes ‖u‖ / ‖x‖ small regardless of "
             "u: check the query side before concluding that a head attending to it writes nothing.",
             figures={"magnitude-by-position": magnitude_by_position_chart(magnitude, SIDES, **points)},
@@ -113,7 +119,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
 
 
 def _by_side(reading: str, more: dict[str, str] | None = None) -> ByChoice:
-    words = more or {side: f"Shown: the {side} side (see figure 7)." for side in SIDES}
+    words = more or {side: f"Shown: the {side} side, as for update magnitudes." for side in SIDES}
     return ByChoice.texts(("side",), (len(SIDES),), lambda side: f"{reading} {words[SIDES[side]]}")
 
 

@@ -329,7 +329,7 @@ def test_figures_and_page(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`figure` must be one of self_focus"):
         focus.plot("sharpness")
     page = focus.write_html(tmp_path / "focus.html").read_text(encoding="utf-8")
-    assert "Figure 6. How concentrated attention is" in page and "3 texts" in page
+    assert "Figure 3. How concentrated attention is" in page and "3 texts" in page
     assert page.count('<script type="text/plain"') == 3  # plotly, the views and the map of heads, for three figures
 
 

@@ -1,5 +1,6 @@
 """Types of heads: scores against loops, heads planted by hand, and no claims about random weights."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -520,6 +521,27 @@ def test_an_atlas_row_says_what_the_result_says() -> None:
     example = types.example_of(2, 6)
     assert example is not None and row["example"]["distance"] == example.query - example.key
     assert types.top_scores(2, 6).startswith("induction 0.96")
+
+
+@pytest.mark.parametrize("name", ["demo", "bloom", "gpt2"])
+def test_a_head_without_a_claim_says_what_it_lacks(name: str) -> None:
+    hooked = models.demo() if name == "demo" else models.hooked(name)
+    texts = None if name == "demo" else iter([models.token_ids(name, 1, 12, seed=seed) for seed in range(8)])
+    types = am.head_types(hooked, texts)
+    low, unclaimed = {kind: ends[0] for kind, ends in types.simultaneous().items()}, 0
+    for layer, head in itertools.product(range(types.n_layers), range(hooked.n_heads)):
+        if types.types_of(layer, head):
+            continue
+        unclaimed += 1
+        best = max(low, key=lambda kind: types.scores[kind][layer, head].nan_to_num(-1))
+        sentence, score = types.why_unclaimed(layer, head), float(types.scores[best][layer, head])
+        assert sentence.startswith(f"No type is claimed: {best} ({score:.2f}) is ")
+        assert ("not clearly above" in sentence) == bool(low[best][layer, head] <= 0)
+        assert ("but below 0.3" in sentence) == bool(low[best][layer, head] > 0)
+        assert low[best][layer, head] <= 0 or (score < 0.3 and types.tops[best][layer, head] < 0.5)
+    assert unclaimed
+    few = am.head_types(models.demo(), "Anna sang of shells.")
+    assert few.why_unclaimed(0, 0) == "No type is claimed: a claim needs 5 texts with targets."
 
 
 def test_delimiters_of_one_text_are_described() -> None:

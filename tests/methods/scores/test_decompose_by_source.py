@@ -1,6 +1,7 @@
 """query_key over pairs of writers, against a naive model that keeps its stream as a list of writers."""
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -459,6 +460,31 @@ def test_a_line_names_the_strongest_pairs_and_the_rest() -> None:
             assert line.count(" × ") == 3 and f"{len(pairs) ** 2 - 3} other pairs" in line
             parts = [float(piece.rsplit("(query) ")[1].split()[0].rstrip(",")) for piece in line.split(" × ")[1:]]
             assert sum(parts) + float(line.split(" other pairs ")[1].split(";")[0]) == pytest.approx(whole, abs=0.021)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "gemma2", "llama_bias"])
+def test_the_other_terms_complete_the_score_and_the_largest_is_named(name: str) -> None:
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    why, terms = am.decompose_by_source(hooked, ids, layers=[1]), am.decompose_scores(hooked, ids, layers=[1]).terms
+    (part,) = why.parts
+    assert part.others and set(part.others) <= set(terms)
+    named = 0
+    for head, query in itertools.product(part.heads, range(1, ids.shape[1])):
+        key, pairs = int(part.key_at[0, head, query]), float(why.matrix(1, head, query, contrast=True).sum())
+        others = {}
+        for other in part.others:
+            row = terms[other][0, 0, head, query if terms[other].shape[3] > 1 else 0]
+            others[other] = float(row[key] - row[terms["mask"][0, 0, 0, query] == 0].mean())
+            assert float(part.others[other][0, head, query]) == pytest.approx(others[other], abs=1e-4)
+        assert pairs + sum(others.values()) == pytest.approx(float(part.preference[0, head, query]), abs=1e-3)
+        largest = max(others, key=lambda other: abs(others[other]))
+        end = why.explain(1, head, query).partition("; query_key")[2].partition("; ")[2]
+        if abs(others[largest]) > abs(pairs):
+            assert end.startswith(f"the largest term is {largest}: {signed(others[largest], '.2f')}")
+            named += 1
+        else:
+            assert not end
+    assert named or name == "gemma2"
 
 
 def test_one_token_has_no_choice() -> None:
