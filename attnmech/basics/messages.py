@@ -6,7 +6,8 @@ import warnings
 
 
 def first_line(error: BaseException) -> str:
-    """An error's message in one line: its first line, joined to the second if the first ends in a colon.
+    """An error's message in one line: its first line, joined to the second if the first ends in a colon; long ones are
+    cut.
 
     Of an input or output error of a library in Rust, only the system's reason.
 

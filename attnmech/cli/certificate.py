@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..basics.messages import capitalised
-from .terminal import Column, Rows, Summary, plain, print_files
+from .terminal import Column, Rows, Summary, console, print_files
 
 if TYPE_CHECKING:
     from ..model.parts.certificate import Certificate
@@ -35,10 +35,10 @@ def certificate_summary(model: "HookedModel", certificate: "Certificate", files:
 
 def print_certificate(model: "HookedModel", certificate: "Certificate", files: Sequence[str]) -> None:
     """Prints the checks and the points as tables; the verdict is last."""
-    console = Console()
-    console.print(plain(repr(model)), soft_wrap=True, highlight=False)
+    out = console()
+    out.print(repr(model), soft_wrap=True)
     for stack in model.stacks.values():
-        console.print(plain(f"built as {stack.architecture}"), soft_wrap=True, highlight=False, style="dim")
+        out.print(f"built as {stack.architecture}", soft_wrap=True, style="dim")
     table = Table(
         title=f"every layer checked; edits tried in layers {', '.join(map(str, certificate.edited))}",
         title_justify="left",
@@ -47,16 +47,15 @@ def print_certificate(model: "HookedModel", certificate: "Certificate", files: S
         table.add_column(column, overflow="fold")
     for check in certificate.checks:
         style = {"holds": "green", "differs": "yellow", "FAILS": "bold red"}.get(check.status, "dim")
-        table.add_row(check.name, f"[{style}]{check.status}[/{style}]", plain(check.statement), plain(check.evidence))
-    console.print(table)
+        table.add_row(check.name, Text(check.status, style), check.statement, check.evidence)
+    out.print(table)
     if certificate.left_out:
-        console.print(plain(certificate.left_out), highlight=False)
+        out.print(certificate.left_out)
     differing = [hook for hook in certificate.lens if hook.verdict == "differs"]
     if differing:
-        console.print(
+        out.print(
             "TransformerLens hooks that mean something else on this model (attnmech's own points have the right "
             "values): " + ", ".join(f"{hook.hook} ≠ {hook.point}" for hook in differing),
-            highlight=False,
         )
     points = Table(title="points", title_justify="left")
     for column in ("point", "shape", "meaning"):
@@ -64,8 +63,8 @@ def print_certificate(model: "HookedModel", certificate: "Certificate", files: S
     for point in model.points.values():
         refused = certificate.refused.get(point.name)
         meaning = point.meaning if point.absent is None else f"absent: {point.absent}"
-        points.add_row(point.name, plain(point.shape), plain(meaning if refused is None else f"REFUSED: {refused}"))
-    console.print(points)
+        points.add_row(point.name, point.shape, meaning if refused is None else f"REFUSED: {refused}")
+    out.print(points)
     if files:
-        print_files(console, files)
-    console.print(plain(certificate.verdict), style="green" if certificate.ok else "bold red", highlight=False)
+        print_files(out, files)
+    out.print(certificate.verdict, style="green" if certificate.ok else "bold red")

@@ -79,7 +79,7 @@ def numbers_of(option: str, argument: str | None) -> list[int] | None:
         return [int(number) for number in argument.split(",")]
     except ValueError:
         raise InputError(
-            f"{option} must be whole numbers separated by commas, such as 0,5,11; got {argument}."
+            f"{option} must be whole numbers separated by commas, such as 0,5,11; got {argument!r}."
         ) from None
 
 

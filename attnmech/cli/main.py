@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
-from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
 from .. import __version__
@@ -49,7 +49,7 @@ from .summaries import (
     summary_of,
     type_rows,
 )
-from .terminal import KEYS, plain, print_summary
+from .terminal import KEYS, console, print_summary
 
 if TYPE_CHECKING:
     from ..results.result import PagedResult
@@ -504,12 +504,16 @@ def main() -> None:
             warnings.simplefilter("ignore")  # the output already says what a user must know
             _run()
     except AttnmechError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {plain(str(error))}", soft_wrap=True, highlight=False)
+        console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
         sys.exit(2 if isinstance(error, _REFUSED) else 1)
-    except (Interrupted, KeyboardInterrupt) as stop:
-        Console(stderr=True).print(
-            plain("; ".join(("interrupted", *map(str, stop.args)))), soft_wrap=True, highlight=False
+    except OSError as error:  # stdout on a full disk, a folder that disappeared
+        place = "" if error.filename is None else f"{error.filename}: "
+        console(stderr=True).print(
+            Text.assemble(("error:", "red"), f" {place}{error.strerror or error}."), soft_wrap=True
         )
+        sys.exit(1)
+    except (Interrupted, KeyboardInterrupt) as stop:
+        console(stderr=True).print("; ".join(("interrupted", *map(str, stop.args))), soft_wrap=True)
         sys.exit(130)
 
 

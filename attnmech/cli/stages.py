@@ -18,7 +18,7 @@ def stages(first: str, total: int) -> Iterator["Stage"]:
     console = Console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
         console=console,

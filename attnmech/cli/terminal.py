@@ -5,13 +5,17 @@ Neither torch nor transformers is imported.
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,47 +95,83 @@ class Summary:
     """Further entries of the JSON object."""
 
 
+def console(*, stderr: bool = False) -> Console:
+    """A console that prints text as it is: brackets and colons of tokens, names and paths are no markup."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 def print_summary(summary: Summary, *, rows: int, as_json: bool) -> None:
     """Prints a summary with the first `rows` rows of its table, or as JSON with all rows."""
     if as_json:
-        print(json.dumps(as_object(summary), ensure_ascii=False, allow_nan=False))
+        print_json(as_object(summary))
         return
-    console = Console()
+    out = console()
     for line in (repr(summary.model), *summary.findings):
-        console.print(plain(line), soft_wrap=True, highlight=False)
-    print_rows(console, summary.table, rows)
+        out.print(line, soft_wrap=True)
+    print_rows(out, summary.table, rows)
     for note in summary.notes:
-        console.print(plain(note), highlight=False)
+        out.print(note)
     if summary.files:
-        print_files(console, summary.files)
+        print_files(out, summary.files)
 
 
-def print_files(console: Console, files: Sequence[str]) -> None:
+def print_json(values: dict[str, Any]) -> None:
+    """Prints one JSON object, with escapes if the output is not in Unicode."""
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    print(json.dumps(values, ensure_ascii=not unicode, allow_nan=False))
+
+
+def print_files(out: Console, files: Sequence[str]) -> None:
     """Prints the files written: the first with its folder, others in the same folder by name only."""
     folder = Path(files[0]).parent
     names = (Path(file).name if place and Path(file).parent == folder else file for place, file in enumerate(files))
-    listed = " and ".join(f"[bold]{plain(name)}[/bold]" for name in names)
-    console.print(f"\n{listed}", soft_wrap=True)
+    out.print(Text.assemble("\n", Text(" and ").join(Text(name, "bold") for name in names)), soft_wrap=True)
 
 
-def print_rows(console: Console, shown: Rows, rows: int) -> None:
-    """Prints the first `rows` rows with units in the headings, and how many rows are left out."""
+def print_rows(out: Console, shown: Rows, rows: int) -> None:
+    """Prints the first `rows` rows with units in the headings, and which columns and how many rows are left out.
+
+    Into a pipe, all columns are printed; a terminal, or the variable COLUMNS, limits the width.
+    """
     if not rows:
         return
     columns = [column for column in shown.present if not shown.frame[column.name].isna().all()]
+    values = shown.frame.head(rows)[[column.name for column in columns]]
+    cells = [[_cell(value) for value in row] for row in values.itertuples(index=False)]
+    widths = [
+        max(cell_len(line) for line in (*column.title.split("\n"), *(row[place] for row in cells)))
+        for place, column in enumerate(columns)
+    ]
+    limited = out.is_terminal or "COLUMNS" in os.environ
+    if limited and sum(widths) + 3 * len(widths) + 1 > out.width:
+        is_text = [kind.kind not in "biuf" for kind in values.dtypes]
+        widths = [min(width, _MOST_OF_TEXT) if text else width for width, text in zip(widths, is_text, strict=True)]
+    fitting = len(columns)
+    while limited and fitting > _LEAST_COLUMNS and sum(widths[:fitting]) + 3 * fitting + 1 > out.width:
+        fitting -= 1
     table = Table(title=shown.title, title_justify="left")
-    for column in columns:
-        table.add_column(column.title, justify="right", no_wrap=True)
-    for row in shown.frame.head(rows)[[column.name for column in columns]].itertuples(index=False):
-        table.add_row(*map(_cell, row))
-    console.print(table)
+    for column, width in zip(columns[:fitting], widths, strict=False):
+        table.add_column(column.title, justify="right", no_wrap=True, min_width=width)
+    for row in cells:
+        table.add_row(*(_cut(cell, width) for cell, width in zip(row[:fitting], widths, strict=False)))
+    width = out.width
+    out.width = max(width, sum(widths[:fitting]) + 3 * fitting + 1)  # lines are rather wrapped than columns emptied
+    out.print(table)
+    out.width = width
+    if left_out := [column.title.partition("\n")[0] for column in columns[fitting:]]:
+        out.print(f"Columns left out at this width: {', '.join(left_out)}. --json prints all.")
     if len(shown.frame) > rows:
-        console.print(f"… {len(shown.frame) - rows} more (--rows {len(shown.frame)})", highlight=False)
+        out.print(f"… {len(shown.frame) - rows} more (--rows {len(shown.frame)})")
 
 
-def plain(text: str) -> str:
-    """Escapes rich's markup, because a model's name may contain any characters."""
-    return text.replace("[", "\\[")
+_MOST_OF_TEXT: Final = 24
+"""The widest column of text in a table that would otherwise not fit."""
+_LEAST_COLUMNS: Final = 3
+"""The columns that are always printed: layer, head and the first number."""
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if cell_len(cell) <= width else f"{set_cell_size(cell, width - 1).rstrip()}…"
 
 
 def _cell(value: Any) -> str:
@@ -139,7 +179,7 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
-    return plain(str(value))
+    return str(value).replace("\n", "⏎")
 
 
 def as_object(summary: Summary, rows: int | None = None) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Meter:
 def meter(inputs: Any, shard: tuple[int, int] = (0, 1), *, show: bool) -> Iterator[Meter]:
     """Shows a bar over the documents of a shard during the block; without `show`, nothing is drawn."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -94,7 +94,7 @@ class Steps:
 def steps(description: str, total: int | None, *, show: bool) -> Iterator[Steps]:
     """Shows a bar over steps, with or without a total, during the block; without `show`, nothing is drawn."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

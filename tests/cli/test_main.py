@@ -645,6 +645,22 @@ def test_commands_list_shared_options_in_one_order() -> None:
         assert {"--model", "--device", "--dtype", "--out", "--overwrite", "--json"} <= set(names)
 
 
+def test_help_keeps_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (*COMMANDS, "atlas", "mcp"):
+        assert run(monkeypatch, command, "--help") == 0
+        helped = "".join(capsys.readouterr().out.replace("│", " ").split())
+        callback = typer.main.get_command(cli.app).commands[command]
+        texts = [callback.help, callback.epilog, *(option.help for option in callback.params)]
+        brackets = [word for text in texts for word in re.findall(r"\S*\[\S+", (text or "").replace("\\[", "["))]
+        assert all(word in helped for word in brackets) and (command != "mcp" or '"attnmech[mcp]").' in brackets)
+
+
+def test_an_error_keeps_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[INST]:tada:\\[/red]"
+    assert run(monkeypatch, "focus", "--file", name) == 2
+    assert capsys.readouterr().err == f"error: there is no file {name}.\n"
+
+
 def test_failed_work_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def inexact(*_: Any, **__: Any) -> None:
         raise ExactnessError("the terms do not add up")

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from ...errors import InputError
 from ..options import DeviceOption, DtypeOption
 from ..stages import importing
-from ..terminal import plain
+from ..terminal import console
 from .folders import Folders
 from .models import Models
 
@@ -42,7 +41,7 @@ def mcp(
         ),
     ] = None,
 ) -> None:
-    """Serves attnmech to agents over the Model Context Protocol (pip install "attnmech[mcp]").
+    r"""Serves attnmech to agents over the Model Context Protocol (pip install "attnmech\[mcp]").
 
     Agents can load the models that you name, and read and write files in the folders that you name; no code of theirs
     is run. Over HTTP, they must send a token: that of the environment variable ATTNMECH_MCP_TOKEN, or one that is
@@ -62,6 +61,6 @@ def mcp(
     token = os.environ.get(TOKEN)
     if not token:
         token = secrets.token_urlsafe(24)
-        Console(stderr=True).print(f"token: {token}", soft_wrap=True, highlight=False)
-    Console(stderr=True).print(plain(f"serving http://{HOST}:{http}/mcp"), soft_wrap=True, highlight=False)
+        console(stderr=True).print(f"token: {token}", soft_wrap=True)
+    console(stderr=True).print(f"serving http://{HOST}:{http}/mcp", soft_wrap=True)
     serve_http(tools, http, token)

@@ -1,0 +1,73 @@
+"""Tables and sentences in terminals of any width and any encoding, and in pipes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+import pytest
+from rich.cells import cell_len
+
+from attnmech.cli import terminal
+
+WIDE: Final = pd.DataFrame(
+    {
+        "layer": [0, 11],
+        "head": [3, 10],
+        "types": ["previous token, induction, first token", "次" * 20],
+        "token": ["[INST]", ":tada:"],
+        **{f"number_{place}": [-0.5, 12.0] for place in range(8)},
+    }
+)
+
+
+@pytest.mark.parametrize("width", [200, 80, 40, 12])
+def test_a_table_that_does_not_fit_names_the_columns_left_out(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = terminal.console()
+    with out.capture() as captured:
+        terminal.print_rows(out, terminal.Rows("Heads of [INST]", WIDE, [terminal.Column(name) for name in WIDE]), 9)
+    printed = captured.get()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if line[:1] == "│"]
+    shown = len(rows[0])
+    assert [row[:2] for row in rows] == [["0", "3"], ["11", "10"]] and all(cell for row in rows for cell in row)
+    table = [line for line in printed.splitlines() if line[:1] in "┏┃┡│└"]
+    assert len({cell_len(line) for line in table}) == 1 and (width < 50 or cell_len(table[0]) <= width)
+    left_out = ", ".join(name.replace("_", " ") for name in WIDE.columns[shown:])
+    assert (f"Columns left out at this width: {left_out}. --json prints all." in " ".join(printed.split())) == bool(
+        left_out
+    )
+    assert "Heads of [INST]" in printed and (shown < 4 or (rows[0][3], rows[1][3]) == ("[INST]", ":tada:"))
+
+
+def test_a_pipe_gets_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    out = terminal.console()
+    with out.capture() as captured:
+        terminal.print_rows(out, terminal.Rows("Heads", WIDE, [terminal.Column(name) for name in WIDE]), 9)
+    assert all(text in captured.get() for text in ("number 7", "previous token, induction, first token", "次" * 20))
+
+
+def test_a_terminal_without_unicode(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "attnmech",
+        "ablate",
+        "--text",
+        "Anna sang of shells.",
+        "--out",
+        str(tmp_path / "heads.csv"),
+    ]
+    for more in ((), ("--overwrite", "--json")):
+        printed = subprocess.run(
+            [*command, *more], capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+        ).stdout.decode("ascii")
+        if more:
+            assert "4 layers × 8 heads" in json.loads(printed)["model"]
+        else:
+            assert "4 layers x 8 heads" in printed and re.search(r"\s-\d", printed) and "?" not in printed
