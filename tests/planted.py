@@ -24,6 +24,7 @@ MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "gpt2": lambda: models.gpt2(heads=8, d_head=8, layers=3),
     "llama": lambda: models.llama(heads=8, kv_heads=8, d_head=8, hidden=64, layers=3),
     "bloom": lambda: models.bloom(heads=8, d_head=8, layers=3),
+    "two layers": lambda: models.gpt2(heads=8, d_head=8, layers=2),
 }
 
 Head = tuple[int, int]

@@ -245,11 +245,11 @@ class HeadFacts(ABC):
         if self.effects is None or not bool(self.effects.effect[layer, head].isfinite()):
             return ""
         sentence = f"{self.effects.metric} {signed(float(self.effects.effect[layer, head]), '.3f')} nats"
-        if self._effect_ends is not None:
+        if self._effect_ends is not None and bool(self._effect_ends[0][layer, head].isfinite()):
             low, high = (signed(float(end[layer, head]), ".3f") for end in self._effect_ends)
             doubt = (
                 "" if self.effects.clear_size[layer, head]
-                else "; its sign is clear, its size is not" if self.effects.clear[layer, head] else "; not clear"
+                else "; its direction is certain, its size is not" if self.effects.clear[layer, head] else "; not clear"
             )  # fmt: skip
             sentence += f" (95 % interval, corrected for all heads: {low} to {high}{doubt})"
         verdict = "" if self.null is None else self.null.verdict[layer][head]

@@ -63,8 +63,11 @@ def about_largest(
     elif clear := int(means.clear.sum()):
         has = "has a" if clear == 1 else "have a"
         largest = ":" if clear == 1 else "; the largest is that of"
-        unsettled = "; its sign is clear, its size is not" if ends[0] < 0 < ends[1] else ""
-        sentence = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{counted}{shown}{unsettled}"
+        finding = f"{counted}{shown}"
+        if signed and ends[0] < 0 < ends[1]:
+            direction = _same_sign(means, top, group)
+            finding = f"; its direction is certain ({direction}), its size is not{shown}"
+        sentence = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{finding}"
     else:
         needed = means.texts_needed(top)
         enough = f"; if that share holds, about {round(needed * group)} texts would make it clear" if needed else ""

@@ -26,7 +26,7 @@ from ...runs.ablations import checked_seed
 from ...runs.journal import kept
 from ...runs.options import RunOptions
 from .figures import null_sets
-from .section import about_each, about_matched, about_other, about_restored, about_set, quantity_of
+from .section import about_each, about_matched, about_other, about_restored, about_set, about_too_few, quantity_of
 from .set_effects import Discovery, Measuring, Removal, general_effects, measured_sets, other_task
 from .set_test import SetTest, named
 from .shapes import FEWEST, HeadSet, same_shape
@@ -80,7 +80,8 @@ def confirm_heads(
     effect of the other heads), and is never below the p-value of a t test of the hypothesis that one of the heads adds
     nothing. The verdict is "confirmed" if the intervals of the effect and of each head's contribution exclude 0 and
     p_each ≤ 0.05. It is "in part" if the set has a stronger effect than others (p ≤ 0.05) but not every head is shown
-    to contribute.
+    to contribute. It is "cannot be confirmed" if the model has fewer than 20 sets of the shape: no p-value could be
+    0.05 or less.
 
     Args:
         model: the model.
@@ -171,7 +172,7 @@ class HeadClaim(SetTest):
     @property
     def lead(self) -> str:
         """The conclusions that the numbers support."""
-        sentences = [about_set(self), about_each(self), *map(about_other, self.others)]
+        sentences = [about_set(self), about_too_few(self), about_each(self), *map(about_other, self.others)]
         return with_minus_signs(" ".join(filter(None, sentences)))
 
     @property

@@ -7,6 +7,7 @@ import torch
 
 from ...draw.text import with_minus_signs
 from ...maths.intervals import TextMeans
+from ...runs.claims import interval_of
 from .set_effects import OtherTask
 from .set_test import ALPHA, SetTest, named
 from .shapes import FEWEST
@@ -68,6 +69,16 @@ def _stronger(test: SetTest) -> str:
     hurt = "hurts" if stronger == 1 else "hurt"
     count = f"{stronger} of {others} {_things(test)} {_where(test)}"
     return f"{count} {hurt} at least as much{all_share} ({_p_value(test, test.p)})"
+
+
+def about_too_few(test: SetTest) -> str:
+    """Says that no p-value could confirm the claim, and how many sets are needed. Empty if one could."""
+    if test.least_p <= ALPHA:
+        return ""
+    return (
+        f"This cannot confirm a claim: among {len(test.sets)} sets of this shape, p is {test.least_p:.2g} or more, and "
+        f"p ≤ {ALPHA:g} needs at least {FEWEST}. Sets with another number of heads, or in more layers, may be more."
+    )
 
 
 def _where(test: SetTest) -> str:
@@ -144,10 +155,10 @@ def about_restored(test: SetTest) -> str:
         every = _changing(test, "every head")
         return f"{every} does not clearly change the metric, so there is nothing for a set to restore."
     means = test.restored
-    low, high = map(float, means.interval())
+    ends = tuple(map(float, means.interval()))
     return with_minus_signs(
         f"With all other heads {test.done}, the set restores {float(means.mean):.2g} times what all heads together "
-        f"contribute ({low:.2g} to {high:.2g})."
+        f"contribute{interval_of(ends, '.2g')}."
     )
 
 

@@ -26,7 +26,7 @@ ALPHA: Final = 0.05
 MATCHED: Final = 20
 """The number of sets with the nearest effect on general loss that are compared with the tested set."""
 
-VERDICTS: Final = ("confirmed", "in part", "not confirmed")
+VERDICTS: Final = ("confirmed", "in part", "not confirmed", "cannot be confirmed")
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,8 +161,11 @@ class SetTest(OverTexts, PagedResult):
         """One of `VERDICTS`.
 
         "confirmed" if the intervals of the effect and of each head's contribution exclude 0 and p_each ≤ 0.05; "in
-        part" if this holds for the set as a whole (p ≤ 0.05) but not for each of its heads.
+        part" if this holds for the set as a whole (p ≤ 0.05) but not for each of its heads; "cannot be confirmed" if
+        there are so few sets that no p-value could be 0.05 or less.
         """
+        if self.least_p > ALPHA:
+            return VERDICTS[3]
         low, high = self.ends
         worse = high < 0 if self.higher_is_better else low > 0
         if worse and self.p_each <= ALPHA and not self.idle:

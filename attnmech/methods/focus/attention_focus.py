@@ -264,7 +264,7 @@ class AttentionFocus(RowMeans):
         ends = self.simultaneous("first_top")
         known = (
             ""
-            if ends is None
+            if ends is None or bool(ends[0][layer, head].isnan())
             else f"; 95 % interval, corrected for {len(self.layers) * per_layer} heads: "
             f"{percent(float(ends[0][layer, head]), 0)} to {percent(float(ends[1][layer, head]), 0)}"
         )

@@ -38,7 +38,10 @@ def prompts_of(
     order = list(range(len(pairs)))
     for number in range(count):
         asked = order[number % len(order)]
-        examples = drawn.sample([pair for place, pair in enumerate(pairs) if place != asked], shots)
+        others = [pair for place, pair in enumerate(pairs) if place != asked]
+        examples = drawn.sample(others, shots)
+        while len({y for _, y in examples}) < 2 <= len({y for _, y in others}):
+            examples = drawn.sample(others, shots)
         question, answer = pairs[asked]
         token = first_token(model, template, answer)
         wrong = _deranged([example_answer for _, example_answer in examples], drawn)

@@ -5,6 +5,7 @@ Formulas: docs/formulas.md#function-heads.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Self, Unpack
 
 import torch
@@ -12,23 +13,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import listed, shown, whole_number
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
-from ...interventions import Heads, Intervention, Values
+from ...interventions import Head, Heads, Intervention, Values
 from ...maths.float64 import as_float64
+from ...maths.intervals import TextMeans
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, subtracted
 from ...runs.ablations import checked_seed, one_by_one
-from ...runs.claims import PALE
+from ...runs.claims import interval_note
 from ...runs.effects import HeadEffects, head_fields
 from ...runs.journal import owning_journal
 from ...runs.layers import count_layers
 from ...runs.options import RunOptions
 from ...runs.residual_graph import Steps
 from ...runs.sweep import batches_of, run_sweep
-from .prompts import Pair, prompts_of
+from .foils import AgainstFoils, foils_of
+from .prompts import Pair, Prompts, prompts_of
 
 TEMPLATE: Final = "Q: {x}\nA: {y}\n\n"
 
@@ -44,6 +48,9 @@ class FunctionHeads(HeadEffects):
     """ln p of each answer after right examples."""
     written: Float[Tensor, "layer head d_model"] | None
     """What each head writes on average at the last token, after right examples; None if a norm follows the heads."""
+    against_foils: Float[Tensor, "layer head text"] | None = None
+    """For heads whose effect is clear by itself, the effect on the right answer's logit minus that on another answer's;
+    0 for other heads, and NaN for prompts without such an answer. None if no head was measured."""
 
     def vector(self, count: int = 10) -> Values:
         """The function vector: the sum of what the `count` heads with the largest effects write, for every layer.
@@ -59,6 +66,33 @@ class FunctionHeads(HeadEffects):
         total = self.written.flatten(0, 1)[effect.topk(count).indices].sum(dim=0)
         return Values(dict.fromkeys(self.layers, total[None, None]), f"a function vector of {count} heads")
 
+    @cached_property
+    def _means(self) -> TextMeans:
+        means = super()._means
+        foils = None if self.against_foils is None else TextMeans.of_values(self.against_foils, self._copies)
+        return AgainstFoils(means.above, means.below, foils)
+
+    @property
+    def lead(self) -> str:
+        """The finding in one sentence, and how many clear effects are not on the right answer alone."""
+        if self.parts is not None:
+            return super().lead
+        means = self._means
+        assert isinstance(means, AgainstFoils)
+        count = int((means.clear_alone & ~means.clear).sum())
+        sentence = super().lead.replace(" texts", " answers").replace("1 text ", "1 answer ")
+        if not count:
+            return sentence
+        heads = "1 head" if count == 1 else f"{count} heads"
+        return f"{sentence} In {heads}, the change favours the right answer no more clearly than another answer."
+
+    @property
+    def note(self) -> str:
+        """A note on the intervals, which are over answers."""
+        prompts, answers = self._n_texts, self._n_distinct
+        same = "" if prompts == answers else f" Prompts with the same answer count as one text ({prompts} prompts)."
+        return f"{interval_note(answers)}{same}"
+
     @property
     def _title(self) -> str:
         return "Heads that carry the task of the examples"
@@ -68,18 +102,26 @@ class FunctionHeads(HeadEffects):
         right, shuffled = float(self.clean.mean()), float(self.before.nanmean())
         return with_minus_signs(
             f"{self._opening}giving each of {int(self.swept.sum())} heads its mean output after right examples, on "
-            f"{self._texts.replace('text', 'prompt')} with shuffled ones (ln p of the answer {shuffled:.2f}, after "
+            f"{self._prompts} with shuffled ones (ln p of the answer {shuffled:.2f}, after "
             f"right examples {right:.2f})"
         )
 
+    @property
+    def _prompts(self) -> str:
+        """The number of prompts in words, and how many answers they have if some have the same."""
+        if self.parts is not None or self._n_texts == self._n_distinct:
+            return self._texts.replace("text", "prompt")
+        return f"{counted(self._n_texts, noun='prompt')} ({counted(self._n_distinct, noun='answer')})"
+
     def _minus(self, other: Self, paired: bool) -> Self:
         difference = super()._minus(other, paired)
-        return replace(difference, clean=subtracted(self.clean, other.clean, paired), written=None)
+        return replace(difference, clean=subtracted(self.clean, other.clean, paired), written=None, against_foils=None)
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
             "Each cell is one head. At the last token after shuffled examples, its output becomes its mean after right "
-            f"examples. Blue: ln p of the answer rises{PALE}."
+            "examples. Blue: ln p of the answer rises; pale where its effect is not clear among all shown, or not "
+            "clearly larger than on another answer."
         )
         return [Section("Effects", reading, {"effects": self.plot()}, "heads.plot()")]
 
@@ -104,6 +146,10 @@ def function_heads(
     replaced by its mean, one head at a time: effect = ln p(answer) after − before, in nats, where answer is the first
     token of the right one.
 
+    Prompts with the same answer count as one text: any change of a head favours some answers. An effect is clear only
+    if the answer's logit also rises more than that of another prompt's answer, which is measured for heads whose effect
+    is clear by itself.
+
     >>> import attnmech as am
     >>> pairs = [("hot", "cold"), ("big", "small"), ("up", "down"), ("wet", "dry"), ("old", "new"), ("far", "near")]
     >>> heads = am.function_heads(am.load(), pairs, shots=2, prompts=6)
@@ -121,7 +167,7 @@ def function_heads(
         options: bos, journal, engine and progress, as in `am.ablate_heads`.
 
     Returns:
-        Effects `[layer head]` in nats, with intervals over prompts, and `.vector(count)`, the sum of what the strongest
+        Effects `[layer head]` in nats, with intervals over answers, and `.vector(count)`, the sum of what the strongest
         heads write, for `am.steer`.
 
     Raises:
@@ -161,7 +207,36 @@ def function_heads(
         scale = model.output_stack.architecture.attn_scale
         written = by_layer(scale * torch.stack(parts).cpu(), layers, count_layers(model, model.output_stack))
     fields = head_fields(model, chosen, swept, "the mean output on right examples")
-    return FunctionHeads(**fields, clean=clean.before, written=written)
+    found = FunctionHeads(**fields, clean=clean.before, written=written)
+    return replace(found, against_foils=_against_foils(model, found, asking, chosen, changes, options))
+
+
+def _against_foils(
+    model: HookedModel,
+    found: FunctionHeads,
+    asking: Prompts,
+    heads: Sequence[Head],
+    changes: Sequence[tuple[Intervention, ...]],
+    options: RunOptions,
+) -> Float[Tensor, "layer head text"] | None:
+    """Measures the heads whose effect is clear by itself against foils; None if there are none."""
+    tested = found.clear | found.clear_size
+    chosen = [place for place, head in enumerate(heads) if bool(tested[head])]
+    foils = foils_of([prompt.tolist() for prompt in asking.shuffled], asking.answers)
+    there = [number for number, foil in enumerate(foils) if foil is not None]
+    if not chosen or not there:
+        return None
+    before = [(replace(changes[place][0], positions=(-1,)),) for place in chosen]
+    swept = run_sweep(
+        model, [asking.shuffled[number][:-1] for number in there], before, "logit_difference",
+        answers=[asking.answers[number] for number in there], against=[foils[number] for number in there],
+        engine=options.get("engine", "local"),
+    )  # fmt: skip
+    values = torch.zeros_like(found.after)
+    values[..., [number for number, foil in enumerate(foils) if foil is None]] = torch.nan
+    for place, effect in zip(chosen, swept.after - swept.before, strict=True):
+        values[(*heads[place], there)] = effect
+    return values.masked_fill(found.swept[..., None] == 0, torch.nan)
 
 
 def _checked_pairs(examples: Any, shots: int) -> list[Pair]:

@@ -652,3 +652,11 @@ def test_methods_that_do_not_fit_sets() -> None:
     values = {0: torch.ones(1, 1, shared.output_stack.n_kv_heads, shared.output_stack.d_value)}
     with pytest.raises(InputError, match="heads share k and v, so v of one head cannot be changed; use an inter"):
         am.confirm_heads(shared, [(0, 1)], task, method=am.Intervention.add("v", values, heads="all"))
+
+
+def test_a_model_with_few_heads_cannot_confirm() -> None:
+    """The planted head of two layers with eight heads is the strongest of 16 sets: p is 1/16 at best."""
+    claim = am.confirm_heads(planted.lookup("two layers"), [(1, 3)], planted.cued())
+    assert len(claim.sets) == 16 and claim.p == claim.least_p == 1 / 16
+    assert claim.verdict == "cannot be confirmed" and claim.lead.count("cannot") == 1
+    assert "among 16 sets of this shape, p is 0.062 or more, and p ≤ 0.05 needs at least 20" in claim.lead

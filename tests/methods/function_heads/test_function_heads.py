@@ -1,6 +1,7 @@
 """Effects of heads on tasks with examples equal those of plain hooks; the planted head is found."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import models
@@ -11,6 +12,8 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError
+from attnmech.maths.intervals import TextMeans
+from attnmech.methods.function_heads.foils import foils_of
 from attnmech.methods.function_heads.prompts import prompts_of
 from attnmech.results import FunctionHeads
 
@@ -80,8 +83,9 @@ def test_what_a_result_says_saves_and_steers(tmp_path: Path) -> None:
     hooked, _ = model_of("gpt2")
     found = am.function_heads(hooked, PAIRS, shots=2, prompts=5, template=TEMPLATE)
     assert found.lead.startswith(
-        "Giving each of 15 heads its mean output after right examples, on 5 prompts with shuffled ones (ln p"
+        "Giving each of 15 heads its mean output after right examples, on 5 prompts (3 answers) with shuffled ones (ln"
     )
+    assert found.lead.endswith("; 3 answers are too few for an interval, which needs 5 or more.")
     loaded = am.load_result(found.save(tmp_path / "heads.safetensors"))
     assert isinstance(loaded, FunctionHeads) and repr(loaded) == repr(found)
     assert found.written is not None
@@ -122,3 +126,60 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
 def test_models_that_see_the_answer_are_refused() -> None:
     with pytest.raises(InputError, match="models with one stack that predict the next token"):
         am.function_heads(models.hooked("bert"), PAIRS, shots=2)
+
+
+NUMBERED = tuple(f"w{number}" for number in range(50))
+
+
+def drawn_pairs(seed: int, answers: int) -> list[tuple[str, str]]:
+    """22 different questions, each with one of so many answers."""
+    drawn = Random(seed)
+    words = drawn.sample(NUMBERED[3:], 22 + answers)
+    return [(words[number], words[22 + number % answers]) for number in range(22)]
+
+
+@pytest.mark.parametrize("answers", [4, 22])
+def test_random_models_have_no_function_heads(answers: int) -> None:
+    """In a random model no head carries a task, with few answers or many, though its changes favour some answers."""
+    alone = clear = 0
+    for seed in range(20):
+        model = am.load(models.fresh("gpt2", seed=500 + seed), tokenizer=models.tokenizer(words=NUMBERED))
+        found = am.function_heads(model, drawn_pairs(seed, answers), shots=3, template="{x} {y} ", seed=seed)
+        sizes = TextMeans.of_values(found.per_text)
+        alone += bool(sizes.clear.any()) or bool(sizes.clear_size.any())
+        clear += bool(found.clear.any()) or bool(found.clear_size.any())
+    assert clear <= 3 and alone >= 5, (clear, alone)  # P(more than 3 of 20 at 5 %) < 0.02
+
+
+def test_effects_are_compared_with_foils_by_hand() -> None:
+    for seed in range(540, 560):
+        model = am.load(models.fresh("gpt2", seed=seed), tokenizer=models.tokenizer(words=NUMBERED))
+        raw, pairs = models.fresh("gpt2", seed=seed), drawn_pairs(3, 22)
+        found = am.function_heads(model, pairs, shots=3, template="{x} {y} ", seed=3)
+        if found.against_foils is not None:
+            break
+    order = torch.randperm(22, generator=torch.Generator().manual_seed(3)).tolist()
+    teaching, asking = (
+        prompts_of(model, [pairs[place] for place in order[half::2]], 3, 24, "{x} {y} ", 3 + half, None)
+        for half in (0, 1)
+    )
+    foils = foils_of([prompt.tolist() for prompt in asking.shuffled], asking.answers)
+    for prompt, answer, foil in zip(asking.shuffled, asking.answers, foils, strict=True):
+        assert foil != answer and foil in asking.answers and foil not in prompt[:-1] and answer not in prompt[:-1]
+    assert found.against_foils is not None
+    (layer, head), *_ = (found.against_foils != 0).any(dim=-1).nonzero().tolist()
+    mean = torch.stack([model.run(ids[None], ["z"])["z", layer][0, -2, head] for ids in teaching.right]).mean(dim=0)
+
+    def restored(z: Tensor) -> Tensor:
+        z[:, -1, head] = mean
+        return z
+
+    def margins() -> Tensor:
+        logits = [raw(prompt[None, :-1]).logits[0, -1].double() for prompt in asking.shuffled]
+        return torch.stack([row[a] - row[b] for row, a, b in zip(logits, asking.answers, foils, strict=True)])
+
+    with torch.no_grad():
+        before = margins()
+        with z_changed(raw, layer, restored):
+            after = margins()
+    torch.testing.assert_close(found.against_foils[layer, head], after - before, rtol=1e-3, atol=1e-5)
