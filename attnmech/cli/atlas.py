@@ -8,6 +8,7 @@ import typer
 from .inputs import engine_of, streamed
 from .options import (
     AddressOption,
+    ColumnOption,
     DeviceOption,
     DtypeOption,
     EngineOption,
@@ -33,10 +34,11 @@ def atlas(
         typer.Option(
             "--file",
             "-f",
-            help="A corpus: one document per line, .jsonl with one text per line, or .parquet (column text). Without "
-            "it, 300 documents in the demo model's language are used.",
+            help="A corpus: .txt with one document per line, .jsonl, .json, .csv, .tsv or .parquet. Without it, 300 "
+            "documents in the demo model's language are used.",
         ),
     ] = None,
+    column: ColumnOption = None,
     truncate: TruncateOption = False,
     by: Annotated[
         Literal["attention", "value_weighted", "update", "next_token"],
@@ -65,7 +67,7 @@ def atlas(
         outputs_of(out, ATLAS, overwrite=overwrite, source=file, resumable=True) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, inputs, run = streamed(model, device, dtype, None, file, outputs, truncate, run_on)
+        hooked, inputs, run = streamed(model, device, dtype, None, file, column, outputs, truncate, run_on)
         from ..demo.text import documents
         from ..pages.atlas.atlas import atlas as make_atlas
 

@@ -12,6 +12,7 @@ from .stages import stages
 
 if TYPE_CHECKING:
     from ..model.run.hooked import HookedModel
+    from ..runs.corpus import Corpus
 
 
 def streamed(
@@ -20,6 +21,7 @@ def streamed(
     dtype: str | None,
     text: str | None,
     file: Path | None,
+    column: str | None,
     outputs: Outputs,
     truncate: bool,
     engine: dict[str, Any],
@@ -27,10 +29,9 @@ def streamed(
     """Returns the model, a text or a corpus, and the options of a run on a corpus, with a journal and a bar."""
     with stages("importing torch and transformers", total=2) as step:
         from ..model.files.load import load
-        from ..runs.corpus import Corpus
 
         step("loading and certifying the model")
-        corpus = None if file is None else Corpus(file)
+        corpus = corpus_of(file, column)
         hooked = load(model, device=device, dtype=dtype)
     if corpus is None:
         return hooked, text if text is not None else built_in_paragraph(), {}
@@ -38,17 +39,33 @@ def streamed(
 
 
 def sweep_inputs(
-    model: str | None, device: str | None, dtype: str | None, text: str | None, file: Path | None
+    model: str | None,
+    device: str | None,
+    dtype: str | None,
+    text: str | None,
+    file: Path | None,
+    column: str | None,
 ) -> tuple["HookedModel", list[str]]:
     """Returns the model and the texts of a sweep."""
     with stages("importing torch and transformers", total=2) as step:
         from ..demo.text import documents
         from ..model.files.load import load
-        from ..runs.corpus import Corpus
 
-        texts = list(Corpus(file)) if file is not None else [text] if text is not None else documents(64)
+        corpus = corpus_of(file, column)
+        texts = list(corpus) if corpus is not None else [text] if text is not None else documents(64)
         step("loading and certifying the model")
         return load(model, device=device, dtype=dtype), texts
+
+
+def corpus_of(file: Path | None, column: str | None) -> "Corpus | None":
+    """Returns the corpus of a file, or None without a file."""
+    if file is None:
+        if column is not None:
+            raise InputError(f"--column {column} names a column of --file; give --file too.")
+        return None
+    from ..runs.corpus import Corpus
+
+    return Corpus(file, column=column)
 
 
 def require_one_source(text: str | None, file: Path | None) -> None:
@@ -57,11 +74,9 @@ def require_one_source(text: str | None, file: Path | None) -> None:
         raise InputError("expected --text or --file; got both. Leave one out.")
 
 
-def texts_of(file: Path, most: int) -> list[str]:
-    """Returns the texts of a file that holds at most `most`."""
-    from ..runs.corpus import Corpus
-
-    texts = list(islice(Corpus(file), most + 1))
+def texts_of(file: Path | None, column: str | None, most: int) -> list[str]:
+    """Returns the texts of a file that holds at most `most`; none without a file."""
+    texts = list(islice(corpus_of(file, column) or (), most + 1))
     if len(texts) > most:
         raise InputError(f"a page shows at most {most} texts; {file} has more. Name a file with some of them.")
     return texts

@@ -17,9 +17,19 @@ from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
 from .agents.command import mcp
 from .atlas import atlas
 from .certificate import certificate_summary, print_certificate
-from .inputs import built_in_paragraph, engine_of, numbers_of, require_one_source, streamed, sweep_inputs, texts_of
+from .inputs import (
+    built_in_paragraph,
+    corpus_of,
+    engine_of,
+    numbers_of,
+    require_one_source,
+    streamed,
+    sweep_inputs,
+    texts_of,
+)
 from .options import (
     AddressOption,
+    ColumnOption,
     CorpusOption,
     DeviceOption,
     DtypeOption,
@@ -126,6 +136,7 @@ def report(
     dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
+    column: ColumnOption = None,
     target_text: Annotated[
         str | None,
         typer.Option("--target-text", help="The text that the decoder of an encoder-decoder reads; if left out, the "
@@ -152,7 +163,7 @@ def report(
         from ..pages.limits import MAX_TEXTS
         from ..pages.report import report as make_report
 
-        texts = [text if text is not None else built_in_paragraph()] if file is None else texts_of(file, MAX_TEXTS)
+        texts = texts_of(file, column, MAX_TEXTS) or [built_in_paragraph() if text is None else text]
         step("loading and certifying the model")
         hooked = load(model, device=device, dtype=dtype)
         step("decomposing the scores")
@@ -182,6 +193,7 @@ def focus(
     dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
+    column: ColumnOption = None,
     truncate: TruncateOption = False,
     out: ResultOut = FILES["focus"],
     overwrite: OverwriteOption = False,
@@ -200,7 +212,7 @@ def focus(
         outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, inputs, run = streamed(model, device, dtype, text, file, outputs, truncate, run_on)
+        hooked, inputs, run = streamed(model, device, dtype, text, file, column, outputs, truncate, run_on)
         from ..methods.focus.attention_focus import attention_focus
 
         result = attention_focus(hooked, inputs, **run)
@@ -221,6 +233,7 @@ def drift(
     dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
+    column: ColumnOption = None,
     truncate: TruncateOption = False,
     at: Annotated[
         Literal["resid_mid", "resid_post"],
@@ -251,7 +264,7 @@ def drift(
         outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, inputs, run = streamed(model, device, dtype, text, file, outputs, truncate, run_on)
+        hooked, inputs, run = streamed(model, device, dtype, text, file, column, outputs, truncate, run_on)
         from ..methods.drift.result import residual_drift
 
         result = residual_drift(hooked, inputs, at=at, similarity=similarity, k=k, position=position, **run)
@@ -271,6 +284,7 @@ def heads(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     file: CorpusOption = None,
+    column: ColumnOption = None,
     truncate: TruncateOption = False,
     out: ResultOut = FILES["heads"],
     overwrite: OverwriteOption = False,
@@ -292,10 +306,9 @@ def heads(
         with stages("importing torch and transformers", total=3) as step:
             from ..methods.head_types.head_types import head_types
             from ..model.files.load import load
-            from ..runs.corpus import Corpus
 
             step("loading and certifying the model")
-            corpus = None if file is None else Corpus(file)
+            corpus = corpus_of(file, column)
             hooked = load(model, device=device, dtype=dtype)
             if corpus is None:
                 step("finding the types of heads")
@@ -319,6 +332,7 @@ def embed(
     dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
+    column: ColumnOption = None,
     truncate: TruncateOption = False,
     projection: Annotated[
         list[str] | None,
@@ -344,10 +358,9 @@ def embed(
             from ..methods.head_types.head_types import head_types
             from ..methods.joint_embedding.result import joint_embedding
             from ..model.files.load import load
-            from ..runs.corpus import Corpus
 
             step("loading and certifying the model")
-            inputs = Corpus(file) if file is not None else [text] if text is not None else documents(64)
+            inputs = corpus_of(file, column) or ([text] if text is not None else documents(64))
             hooked = load(model, device=device, dtype=dtype)
             step("finding the types of heads")
             types = head_types(hooked).strongest if hooked.grid is None and len(hooked.stacks) == 1 else {}
@@ -372,6 +385,7 @@ def ablate(
     dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
+    column: ColumnOption = None,
     method: Annotated[
         Literal["zero", "mean", "resample"],
         typer.Option("--method", help="What replaces a head's z: 0, its mean over the texts, or another text's z."),
@@ -396,7 +410,7 @@ def ablate(
         outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=True) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, texts = sweep_inputs(model, device, dtype, text, file)
+        hooked, texts = sweep_inputs(model, device, dtype, text, file, column)
         from ..methods.ablation.heads import ablate_heads
 
         result = ablate_heads(
@@ -420,6 +434,7 @@ def null(
     dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
+    column: ColumnOption = None,
     sink: Annotated[
         Literal["first", "most_attended", "special"],
         typer.Option("--sink", help="Where heads may rest: the first token, the most attended, or special tokens."),
@@ -445,7 +460,7 @@ def null(
         outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=True) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, texts = sweep_inputs(model, device, dtype, text, file)
+        hooked, texts = sweep_inputs(model, device, dtype, text, file, column)
         from ..methods.null_attention.result import null_attention
 
         result = null_attention(

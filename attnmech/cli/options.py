@@ -32,7 +32,15 @@ CorpusOption = Annotated[
     typer.Option(
         "--file",
         "-f",
-        help="A corpus: one document per line, .jsonl with one text per line, or .parquet (column text).",
+        help="A corpus: .txt with one document per line, .jsonl, .json, .csv, .tsv or .parquet.",
+    ),
+]
+ColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--column",
+        help="The column of a table, or the key of JSON objects, that holds the texts; if left out, text or the only "
+        "one of strings.",
     ),
 ]
 TruncateOption = Annotated[

@@ -4,25 +4,21 @@ A corpus is an iterable of inputs that `HookedModel.encode` accepts, or of recor
 (`Corpus`). Its documents are numbered from 0 in order, and a document keeps its number in every batch and shard.
 """
 
-import codecs
 import hashlib
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..basics.arguments import flag, integer, optional_flag, shown, whole_number
+from ..basics.arguments import flag, integer, optional_flag, shown, string, whole_number
 from ..basics.files import path_of
-from ..basics.messages import first_line
 from ..basics.public import public
 from ..batch import Batch, bytes_of, first_bits
 from ..errors import InputError
@@ -30,26 +26,9 @@ from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_cha
 from ..model.inputs.processors import Picture
 from ..model.parts.hashes import batch_hash, tensors_hash
 from ..model.run.hooked import HookedModel
+from .text_files import opened, text_of, texts_of_file
 
 # -- files -------------------------------------------------------------------------------------------------------
-
-ROWS_AT_ONCE: Final = 256
-"""This many rows of a Parquet file are in memory at once."""
-
-READ_AT_ONCE: Final = 2**16
-"""This many bytes of a Parquet file are read at once."""
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """A file that can be read: a `Path`, or a file in a store; `str` gives its name."""
-
-    @property
-    def suffix(self) -> str:
-        """The ending of its name."""
-
-    def open(self, mode: Literal["rb"]) -> Any:
-        """The file."""
 
 
 class Documents(ABC):
@@ -70,32 +49,34 @@ class Documents(ABC):
         """A SHA-256 of the documents' content."""
 
 
-def texts_of_file(path: Readable) -> Iterator[str]:
-    """The documents of a file, read by its suffix."""
-    read = _FORMATS.get(path.suffix.lower(), _lines)
-    return (text for text in read(path) if text.strip())
-
-
 @public
 @dataclass(frozen=True)
 class Corpus(Documents):
     """The documents of a file, read one by one; each iteration starts from the beginning.
 
-    The suffix gives the format: `.jsonl` and `.ndjson` hold one JSON value per line, a string or an object with a
-    string "text"; `.parquet` has a column "text"; any other file is UTF-8 with one document per line. Blank documents
-    are skipped.
+    The suffix gives the format: `.jsonl` and `.ndjson` hold one JSON value per line, a string or an object; `.json`
+    holds a list of these; `.csv` and `.tsv` have a header; `.parquet` is a table; `.txt`, `.md` and files without a
+    suffix are UTF-8 with one document per line. All but Parquet may be compressed (`.jsonl.gz`, `.csv.xz`, `.txt.bz2`).
+    Other suffixes are refused. Blank documents are skipped.
 
     >>> for text in Corpus("corpus.txt"):      # doctest: +SKIP
     ...     print(text)
 
-    Raises `InputError` for a file that is missing or has no documents; while reading, for a line that is not UTF-8, not
-    JSON or not a text.
+    Args:
+        path: the file.
+        column: the column of a table, or the key of JSON objects, that holds the documents; by default "text" or,
+            without it, the only column of strings.
+
+    Raises `InputError` for a file that is missing, has no documents, or has several columns of texts; while reading,
+    for a line that is not UTF-8, not JSON or not a text.
     """
 
     path: Path
+    column: str | None = None
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, column: str | None = None) -> None:
         object.__setattr__(self, "path", path_of(path))
+        object.__setattr__(self, "column", column if column is None else string("column", column))
         if self.path.is_dir():
             raise InputError(f"{self.path} is a folder; name a file in it.")
         if not self.path.exists():
@@ -106,106 +87,19 @@ class Corpus(Documents):
             raise InputError(f"{self.path} has no documents; give a file with at least one word.")
 
     def __iter__(self) -> Iterator[str]:
-        return texts_of_file(self.path)
+        return texts_of_file(self.path, self.column)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the file, computed once."""
-        with _opened(self.path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        """SHA-256 of the file, and of the column if one was named; computed once."""
+        with opened(self.path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return digest if self.column is None else hashlib.sha256(f"{digest} {self.column}".encode()).hexdigest()
 
     @cached_property
     def count(self) -> int:
         """The number of documents; reads the file once."""
         return sum(1 for _ in self)
-
-
-def _opened(path: Readable) -> BufferedReader:
-    try:
-        file: BufferedReader = path.open("rb")
-        return file
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-
-
-def _lines(path: Readable) -> Iterator[str]:
-    """Every line of a file, without its \\n or \\r\\n; only these end a line."""
-    offset = 0
-    with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                at = offset + error.start
-                raise InputError(
-                    f"{path} is not UTF-8: line {number} has the byte {line[error.start]:#04x} at offset {at} of the "
-                    "file. Save it as UTF-8."
-                ) from error
-            offset += len(line)
-            yield text.removeprefix(_BOM if number == 1 else "").removesuffix("\n").removesuffix("\r")
-
-
-_BOM: Final = codecs.BOM_UTF8.decode()
-"""A character that some editors put at the start of UTF-8 files; it is not part of the text."""
-
-
-def _json_lines(path: Readable) -> Iterator[str]:
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not JSON ({first_line(error)}); give one JSON value per line.") from error
-        if isinstance(value, dict):
-            if "text" not in value:
-                raise InputError(
-                    f'{where} has no "text"; an object must hold its document under that name; got {_listed(value)}.'
-                )
-            value = value["text"]
-        yield _text(value, where)
-
-
-def _parquet(path: Readable) -> Iterator[str]:
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-        from pyarrow import parquet
-    except ImportError as error:
-        raise InputError(f'to read {path}: pip install "attnmech[parquet]".') from error
-    try:
-        # By default, a whole row group would be read at once, often the whole file.
-        bounded = {"buffer_size": READ_AT_ONCE, "pre_buffer": False}
-        with _opened(path) as file, parquet.ParquetFile(file, **bounded) as table:
-            names = table.schema_arrow.names
-            if "text" not in names:
-                raise InputError(f'{path} has no column "text"; its columns are {_listed(names)}.')
-            row = 0
-            for rows in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=["text"]):
-                for value in rows.column("text").to_pylist():
-                    yield _text(value, f"{path}, row {row}")
-                    row += 1
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as Parquet ({first_line(error)}).") from error
-
-
-_FORMATS: Final[dict[str, Callable[[Readable], Iterator[str]]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
-    ".parquet": _parquet,
-}
-
-
-def _listed(names: Iterable[str], most: int = 8) -> str:
-    shown = [repr(name) for name in names]
-    return ", ".join(shown[:most] + ["..."] * (len(shown) > most)) or "none"
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        kind = "null" if value is None else type(value).__name__
-        raise InputError(f"{where}: a document must be a string; got {kind}.")
-    return value
 
 
 # -- batches -----------------------------------------------------------------------------------------------------
@@ -448,7 +342,7 @@ def _texts_of_records(inputs: Iterable[Any]) -> Iterator[Any]:
     """
     for number, item in enumerate(inputs):
         if isinstance(item, Mapping) and "text" in item and "input_ids" not in item:
-            text = _text(item["text"], f"record {number}")
+            text = text_of(item["text"], f"record {number}")
             if text.strip():
                 yield text
         else:

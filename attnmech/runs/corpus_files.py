@@ -4,16 +4,17 @@ import hashlib
 import io
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from ..basics.arguments import listed, shown
+from ..basics.arguments import listed, shown, string
 from ..basics.messages import first_line
 from ..basics.public import public
 from ..errors import InputError
-from .corpus import Documents, texts_of_file
+from .corpus import Documents
+from .text_files import texts_of_file
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,15 @@ class StoredFile:
     """One file of a corpus, on this machine's disks or in a store that pyarrow reads (s3://, gs://, hdfs://, …)."""
 
     uri: str
+    column: str | None = None
 
     def __str__(self) -> str:
         return self.uri
 
     @property
-    def suffix(self) -> str:
-        """The ending of its name, which decides how it is read."""
-        return PurePosixPath(self.uri).suffix
+    def suffixes(self) -> Sequence[str]:
+        """The endings of its name, which decide how it is read."""
+        return PurePosixPath(self.uri).suffixes
 
     def open(self, mode: Literal["rb"]) -> Any:
         """Opens the file for reading; raises `OSError` if that fails."""
@@ -39,7 +41,7 @@ class StoredFile:
 
     def texts(self) -> Iterator[str]:
         """Its documents, in order; raises `InputError` for a line that does not hold a document."""
-        return texts_of_file(self)
+        return texts_of_file(self, self.column)
 
     def counted(self) -> tuple[int, str]:
         """The number of its documents, and the SHA-256 of their texts."""
@@ -79,6 +81,7 @@ class CorpusFiles(CountedFiles):
         paths: a file, a folder or a URI that pyarrow reads (s3://, gs://, abfs://, hdfs://, file://), or a list of
             them. A folder stands for all files in it and in its subfolders, sorted by name, except names that begin
             with "." or "_". The suffix of a file gives its format, as in `am.Corpus`.
+        column: the column of the documents in every table, as in `am.Corpus`.
 
     All documents are counted and numbered before the first is run. With `engine=am.Ray(...)`, Ray Data counts and reads
     several files at once; the machines of the cluster must then be able to open the paths and reach the cloud stores.
@@ -87,10 +90,14 @@ class CorpusFiles(CountedFiles):
 
     """
 
-    def __init__(self, paths: str | Path | Iterable[str | Path]) -> None:
+    def __init__(self, paths: str | Path | Iterable[str | Path], *, column: str | None = None) -> None:
+        if column is not None:
+            string("column", column)
         wanted = "a path or a list of paths"
         listed_paths = [paths] if isinstance(paths, str | Path) else listed("paths", paths, wanted)
-        self.files: tuple[StoredFile, ...] = tuple(file for path in listed_paths for file in _files_at(path))
+        self.files: tuple[StoredFile, ...] = tuple(
+            replace(file, column=column) for path in listed_paths for file in _files_at(path)
+        )
         if not self.files:
             raise InputError(f"`paths` must be {wanted} with at least one file; got {shown(paths)}.")
 

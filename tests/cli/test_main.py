@@ -454,11 +454,26 @@ def test_a_mistake_is_one_line_and_writes_nothing(
 def test_a_file_that_is_no_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    binary = tmp_path / "image.png"
-    binary.write_bytes(b"\x89PNG\xff\xfe")
-    assert run(monkeypatch, "report", "--file", str(binary), "--out", str(tmp_path / "page.html")) == 2
-    assert "image.png is not UTF-8: line 1 has the byte 0x89" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [binary]
+    for name, message in (("image", "is not UTF-8: line 1 has the byte 0x89"), ("image.png", "ends in .png, which")):
+        binary = tmp_path / name
+        binary.write_bytes(b"\x89PNG\xff\xfe")
+        assert run(monkeypatch, "report", "--file", str(binary), "--out", str(tmp_path / "page.html")) == 2
+        assert f"{name} {message}" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image", "image.png"]
+
+
+def test_a_column_of_a_table_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = tmp_path / "reviews.csv"
+    table.write_text('title,body\nshells,"Anna sang, of shells."\nanchor,Tom gave an old anchor.\n')
+    options = ("focus", "--file", str(table), "--out", str(tmp_path / "focus.csv"), "--overwrite", "--json")
+    assert run(monkeypatch, *options) == 2
+    assert "its columns are 'title', 'body'. Give the option column the name of one" in capsys.readouterr().err
+    assert run(monkeypatch, *options, "--column", "body") == 0
+    assert "2 texts" in capsys.readouterr().out
+    assert run(monkeypatch, "focus", "--column", "body", "--out", str(tmp_path / "focus.csv"), "--overwrite") == 2
+    assert "--column body names a column of --file; give --file too." in capsys.readouterr().err
 
 
 def test_help_needs_neither_torch_nor_transformers() -> None:

@@ -1,7 +1,12 @@
 """Batches from files and iterators: every document appears once, and the batches depend only on the documents."""
 
+import bz2
+import csv
+import gzip
 import hashlib
+import io
 import json
+import lzma
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -45,15 +50,25 @@ def write(path: Path, texts: list[str]) -> Path:
     if path.suffix == ".parquet":
         table = pyarrow.table({"number": range(len(texts)), "text": texts})
         parquet.write_table(table, path, row_group_size=2)
-    elif path.suffix in (".jsonl", ".ndjson"):
-        objects = [{"text": text, "n": 1} if number % 2 else text for number, text in enumerate(texts)]
-        path.write_text("\n\n".join(map(json.dumps, objects)))
-    else:
-        path.write_bytes("\n".join(texts).encode())
+        return path
+    objects = [{"text": text, "n": 1} if number % 2 else text for number, text in enumerate(texts)]
+    table = io.StringIO()
+    rows = [("n", "text"), *enumerate(texts)]
+    csv.writer(table, delimiter="\t" if ".tsv" in path.suffixes else ",").writerows(rows)
+    content = {
+        ".jsonl": "\n\n".join(map(json.dumps, objects)), ".ndjson": "\n\n".join(map(json.dumps, objects)),
+        ".json": json.dumps(objects, indent=1), ".csv": table.getvalue(), ".tsv": table.getvalue(),
+    }.get(path.suffixes[0] if path.suffixes else "", "\n".join(texts))  # fmt: skip
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(content.encode()))
     return path
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a", "a.md", "a.jsonl", "A.NDJSON", "a.JsonL", "a.parquet"])
+NAMES = ["a.txt", "a", "a.md", "a.jsonl", "A.NDJSON", "a.JsonL", "a.parquet", "a.json", "a.csv", "a.TSV", "a.txt.gz",
+         "a.jsonl.xz", "a.json.bz2", "a.csv.gz"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_format_gives_the_documents_each_time(tmp_path: Path, name: str) -> None:
     path = tmp_path / name.lower()
     write(path, [TEXTS[0], "", *TEXTS[1:], "\t \u3000"])
@@ -63,6 +78,67 @@ def test_every_format_gives_the_documents_each_time(tmp_path: Path, name: str) -
         assert list(corpus) == TEXTS
     assert corpus.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
     assert corpus == Corpus(path)
+
+
+CONTENTS: dict[str, tuple[str, str | None]] = {
+    "a.csv": ('\ufeffid,review\r\n1,the keys\r\n\r\n2,"a, ""dog""\r\nhere"\r\n3,\r\n', None),
+    "b.csv": ('label;text\r\n1;the keys\r\n2;"a, ""dog""\r\nhere"\r\n', None),
+    "c.csv": ('\n"any header"\nthe keys\n"a, ""dog""\r\nhere"\n', None),
+    "d.csv": ('title,body\nx,the keys\ny,"a, ""dog""\r\nhere"\n', "body"),
+    "e.tsv": ('id\tbody\n1\tthe keys\n2\t"a, ""dog""\r\nhere"\n', None),
+    "f.json": ('\ufeff[\n "the keys",\n "a, \\"dog\\"\\r\\nhere"]\n', None),
+    "g.json": ('[{"id": 1, "body": "the keys"},\r\n {"id": 2, "body": "a, \\"dog\\"\\r\\nhere"}]', None),
+    "h.json": ('{"body": "the keys"}\n{"body": "a, \\"dog\\"\\r\\nhere"}\n', None),
+    "i.jsonl": ('{"a": "x", "b": "the keys"}\n{"a": "y", "b": "a, \\"dog\\"\\r\\nhere"}\n', "b"),
+    "j.json": ('[{"text": "x", "b": "the keys"}, {"text": "y", "b": "a, \\"dog\\"\\r\\nhere"}]', "b"),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_the_column_is_the_named_one_or_text_or_the_only_one_of_strings(tmp_path: Path, name: str) -> None:
+    content, column = CONTENTS[name]
+    (tmp_path / name).write_bytes(content.encode())
+    texts = ["the keys", 'a, "dog"\r\nhere']
+    assert list(Corpus(tmp_path / name, column=column)) == texts
+    assert list(am.CorpusFiles(tmp_path, column=column)) == texts
+
+
+def test_a_cell_may_be_long_and_the_process_keeps_its_limit(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    (tmp_path / "a.csv").write_text("text\n" + "a" * 10**6 + "\nb\n")
+    reading = iter(Corpus(tmp_path / "a.csv"))
+    assert len(next(reading)) == 10**6 and csv.field_size_limit() == limit
+    assert next(reading) == "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "title,body\na,b\n", "has no \"text\", and 2 other columns of texts; its columns are 'title', "
+         "'body'. Give the option column the name of one"),
+        ("a.csv", "text,text\na,b\n", "has 2 columns \"text\"; its columns are 'text', 'text'."),
+        ("a.csv", "id,n\n1,2.5\n", "has no \"text\", and no other column of texts; its columns are 'id', 'n'."),
+        ("a.csv", "id,text\n1,a, dog\n", "line 2 must have 2 cells, as the header has; got 3. Put texts"),
+        ("a.csv", 'text\n"a" dog\n', "a.csv, line 2, is not a row of a table ("),
+        ("a.csv", 'text\n"a dog\n', "is not a row of a table (unexpected end of data)"),
+        ("a.csv", "text\n", "has no documents"),
+        ("a.csv", "text\nK\xe4se\n", "is not UTF-8: line 2"),
+        ("a.json", '[{"text": 5}]', "entry 0: a document must be a string; got int."),
+        ("a.json", '["a", {"id": 5}]', "entry 1 has no \"text\", and no other column of texts; its columns are 'id'."),
+        ("a.json", '[["a"]]', "entry 0: a document must be a string; got list."),
+        ("a.json", '{"data": []}', "must hold a JSON list of texts or of objects; got an object."),
+        ("a.json", '["a"', "is not JSON ("),
+        ("a.json", "[]", "has no documents"),
+        ("a.txt.gz", "no gzip", "cannot be decompressed (Not a gzipped file"),
+        ("a.tar.gz", "", "a.tar.gz ends in .tar.gz, which attnmech does not read. Save its texts as .jsonl, .ndjson"),
+        *((f"a{suffix}", "", f"a{suffix} ends in {suffix}, which attnmech does not read. Save its texts as")
+          for suffix in (".xlsx", ".pdf", ".docx", ".zip", ".html", ".xml", ".yaml", ".pkl", ".safetensors", ".zst")),
+    ],
+)  # fmt: skip
+def test_files_without_a_column_of_texts(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    said = refused(lambda: list(Corpus(tmp_path / name)))
+    assert said.startswith(str(tmp_path / name)) and message in said
 
 
 def test_line_ends_and_a_mark_at_the_front(tmp_path: Path) -> None:
@@ -112,9 +188,9 @@ def test_not_utf8_names_line_and_byte_where_it_is_reached(tmp_path: Path, name: 
         ('"a" "b"', "line 3 is not JSON (Extra data"),
         ("[" * 10**5, "line 3 is not JSON ("),
         ("9" * 5000, "line 3 is not JSON ("),
-        ('{"body": "a", "id\\n": 1}', "line 3 has no \"text\"; an object must hold its document under that name; got "
-         "'body', 'id\\n'."),
-        ("{}", "got none."),
+        ('{"body": 5, "id\\n": 1}', "line 3 has no \"text\", and no other column of texts; its columns are 'body', "
+         "'id\\n'."),
+        ("{}", "its columns are none."),
         (json.dumps({str(n): 1 for n in range(99)}), "'7', ...."),
         ('{"text": null}', "line 3: a document must be a string; got null."),
         ('{"text": ["a"]}', "line 3: a document must be a string; got list."),
@@ -133,7 +209,13 @@ def test_lines_that_hold_no_document(tmp_path: Path, line: str, message: str) ->
 def test_parquet_files_that_hold_no_documents(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"body": ["a"], "id": [1]}), path)
-    assert refused(lambda: Corpus(path)) == f"{path} has no column \"text\"; its columns are 'body', 'id'."
+    assert list(Corpus(path)) == ["a"]
+    two = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    for table, count in ((two, '2 columns "text"'), (two.rename_columns(["a", "b"]), 'no "text", and 2 other columns')):
+        parquet.write_table(table, path)
+        assert f"{path} has {count}" in refused(lambda: Corpus(path))
+    assert list(Corpus(path, column="b")) == ["b"]
+    assert f"{path} has no column \"c\"; its columns are 'a', 'b'." == refused(lambda: Corpus(path, column="c"))
     parquet.write_table(pyarrow.table({"text": [5, 7]}), path)
     assert refused(lambda: Corpus(path)) == f"{path}, row 0: a document must be a string; got int."
     parquet.write_table(pyarrow.table({"text": ["a"] * 300 + [None]}), path)

@@ -13,8 +13,15 @@ CorpusFile = Annotated[
     str | None,
     Field(
         max_length=4096,
-        description="Instead of texts: a file in an allowed folder, with one document per line (.txt), one JSON string "
-        "or object with a text per line (.jsonl), or a column text (.parquet).",
+        description="Instead of texts: a file in an allowed folder, with one document per line (.txt), texts or "
+        "objects in JSON (.jsonl, .json), or a table (.csv, .tsv, .parquet).",
+    ),
+]
+Column = Annotated[
+    str | None,
+    Field(
+        max_length=200,
+        description="The column or JSON key of the texts in the file; by default text, or the only one of strings.",
     ),
 ]
 Documents = Annotated[int, Field(ge=1, le=10_000, description="The number of documents read from the file.")]

@@ -43,6 +43,7 @@ from ..terminal import Rows, Summary, as_object
 from .answers import Answer
 from .arguments import (
     MOST_CHARACTERS,
+    Column,
     CorpusFile,
     Documents,
     Head,
@@ -135,6 +136,7 @@ class Tools:
         ctx: Context,
         model: ModelName = None,
         file: CorpusFile = None,
+        column: Column = None,
         documents: Documents = 200,
         rows: RowLimit = 20,
         out: Out = None,
@@ -149,7 +151,7 @@ class Tools:
         with self._work(ctx, model) as hooked:
             from ...methods.head_types.head_types import head_types
 
-            corpus = None if file is None else self._corpus(file, documents)
+            corpus = None if file is None else self._corpus(file, column, documents)
             result = head_types(hooked) if corpus is None else head_types(hooked, iter(corpus), truncate=True)
             return self._answer("heads", hooked, result, type_rows(result), outputs, rows, picture)
 
@@ -159,6 +161,7 @@ class Tools:
         model: ModelName = None,
         texts: Texts = None,
         file: CorpusFile = None,
+        column: Column = None,
         documents: Documents = 200,
         rows: RowLimit = 20,
         out: Out = None,
@@ -170,7 +173,7 @@ class Tools:
         """
         outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
-            inputs = self._inputs(texts, file, documents)
+            inputs = self._inputs(texts, file, column, documents)
             from ...methods.focus.attention_focus import attention_focus
 
             result = attention_focus(hooked, iter([built_in_paragraph()] if inputs is None else inputs), truncate=True)
@@ -231,6 +234,7 @@ class Tools:
             Field(description="The statistic that orders a head's rows."),
         ] = "attention",
         model: ModelName = None,
+        column: Column = None,
         documents: Documents = 200,
         rows: RowLimit = 20,
     ) -> Answered:
@@ -243,7 +247,7 @@ class Tools:
         with self._work(ctx, model) as hooked:
             from ...methods.examples.result import examples
 
-            corpus = self._corpus(file, documents)
+            corpus = self._corpus(file, column, documents)
             result = examples(hooked, iter(corpus), by=by, truncate=True)
             shown, finding = example_rows(result, token, at)
             return _answer(summary_of("search", hooked, result, Outputs(), shown, finding), rows)
@@ -254,6 +258,7 @@ class Tools:
         model: ModelName = None,
         texts: Texts = None,
         file: CorpusFile = None,
+        column: Column = None,
         documents: Annotated[int, Field(ge=1, le=512, description="The documents read from the file.")] = 64,
         answers: Annotated[Words, Field(description="The right next token of each text, with its space.")] = None,
         against: Annotated[Words, Field(description="The token compared with each answer.")] = None,
@@ -275,7 +280,7 @@ class Tools:
         """
         outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
-            inputs = self._inputs(texts, file, documents)
+            inputs = self._inputs(texts, file, column, documents)
             from ...demo.text import documents as demo_documents
             from ...methods.ablation.heads import ablate_heads
 
@@ -371,6 +376,7 @@ class Tools:
         model: ModelName = None,
         texts: Texts = None,
         file: CorpusFile = None,
+        column: Column = None,
         documents: Annotated[int, Field(ge=1, le=512, description="The documents read from the file.")] = 64,
         sink: Annotated[
             Literal["first", "most_attended", "special"],
@@ -387,7 +393,7 @@ class Tools:
         """
         outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
-            inputs = self._inputs(texts, file, documents)
+            inputs = self._inputs(texts, file, column, documents)
             from ...demo.text import documents as demo_documents
             from ...methods.null_attention.result import null_attention
 
@@ -402,6 +408,7 @@ class Tools:
         model: ModelName = None,
         texts: Texts = None,
         file: CorpusFile = None,
+        column: Column = None,
         documents: Documents = 200,
         k: Annotated[int, Field(ge=1, le=1000, description="The number of nearest tokens compared.")] = 100,
         rows: RowLimit = 50,
@@ -414,7 +421,7 @@ class Tools:
         """
         outputs = self._outputs(out)
         with self._work(ctx, model) as hooked:
-            inputs = self._inputs(texts, file, documents)
+            inputs = self._inputs(texts, file, column, documents)
             from ...methods.drift.result import residual_drift
 
             result = residual_drift(
@@ -464,17 +471,19 @@ class Tools:
             raise ToolError(str(error)) from error
         return outputs
 
-    def _corpus(self, file: str, count: int) -> list[str]:
+    def _corpus(self, file: str, column: str | None, count: int) -> list[str]:
         """The first documents of a file, each cut to the length that a text may have."""
         from ...runs.corpus import Corpus
 
-        return [text[:MOST_CHARACTERS] for text in islice(Corpus(self._folders.file(file)), count)]
+        return [text[:MOST_CHARACTERS] for text in islice(Corpus(self._folders.file(file), column=column), count)]
 
-    def _inputs(self, texts: list[str] | None, file: str | None, documents: int) -> list[str] | None:
+    def _inputs(
+        self, texts: list[str] | None, file: str | None, column: str | None, documents: int
+    ) -> list[str] | None:
         """The texts of a call, or None if it names none."""
         if texts is not None and file is not None:
             raise ToolError("expected `texts` or `file`; got both. Leave one out.")
-        return texts if file is None else self._corpus(file, documents)
+        return texts if file is None else self._corpus(file, column, documents)
 
     def _write(self, outputs: Outputs, result: Any, table: Any, **others: Any) -> None:
         """Writes the files of a call if their places are still free and still in the folders."""
