@@ -7,7 +7,8 @@ import os
 import platform
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,6 +90,26 @@ class writing:
             raise OutputError(str(error).replace(str(self._draft), str(self._named))) from error
         if isinstance(error, OSError | SafetensorError) and not isinstance(error, AttnmechError):
             raise _cannot_write(self._named, error) from error
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """Makes a folder and its missing parents for a block; if the block fails, removes those that are empty again.
+
+    Raises `OutputError` if the folder cannot be made.
+    """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot make the folder {folder}: {error.strerror or error}.") from error
+        yield
+    except BaseException:
+        for place in missing:
+            with suppress(OSError):
+                place.rmdir()
+        raise
 
 
 def check_writable(target: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import attnmech as am
-from attnmech.basics.files import check_writable, writing
+from attnmech.basics.files import check_writable, making, writing
 from attnmech.errors import OutputError
 
 
@@ -133,6 +133,20 @@ def test_what_is_no_regular_file_is_left_alone(odd: dict[str, Path], tmp_path: P
     for path, message in ((tmp_path, "it is a folder"), (tmp_path / "pipe" / "page", "there is no folder")):
         with pytest.raises(OutputError, match=message):
             put(path, "")
+
+
+def test_folders_are_made_for_a_block_that_succeeds(tmp_path: Path) -> None:
+    def fail() -> None:
+        with making(tmp_path / "new" / "more"):
+            assert (tmp_path / "new" / "more").is_dir()
+            raise OutputError("full")
+
+    with pytest.raises(OutputError, match="full"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+    with making(tmp_path / "new" / "more"):
+        (tmp_path / "new" / "file").touch()
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["file", "more"]
 
 
 FULL = """

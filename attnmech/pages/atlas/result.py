@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from ...basics.files import path_of, writing
+from ...basics.files import making, path_of, writing
 from ...basics.nouns import TEXT
 from ...basics.public import public
 from ...draw.html_file import WritesHtml, returns_page
@@ -108,12 +108,8 @@ class Atlas(WritesHtml):
         """
         place = path_of(folder, OutputError)
         index = place / "index.html"
-        try:
-            (place / FOLDER).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot make the folder {place}: {error.strerror or error}.") from error
         files = {layer: f"{FOLDER}/layer-{layer}.js" for layer in self.examples.layers}
-        with ExitStack() as drafts:  # no file is replaced before all are written
+        with making(place / FOLDER), ExitStack() as drafts:  # no file is replaced before all are written
             page = drafts.enter_context(writing(index))
             for layer, name in files.items():
                 draft = drafts.enter_context(writing(place / name))
