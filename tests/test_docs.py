@@ -175,7 +175,8 @@ def test_what_a_table_says_to_write_runs(
     names = {
         "acts": acts, "view": acts.show("pattern"), "pattern": acts["pattern", 2].numpy(), "tokens": acts.tokens[0],
         "ids": [100, 101], "id": 100, "head": 1, "f": lambda value: value * 1,
-        "clean": text, "corrupted": "When Anna and Tom met, Anna gave a shell to", "bridge": model.bridge,
+        "clean": text, "corrupted": "When Anna and Tom came to the harbour, Anna gave a shell to",
+        "bridge": model.bridge,
         "saved": acts["pattern", 3], "attentions": tuple(acts["pattern", layer] for layer in range(model.n_layers)),
         "cache": acts.to_cache(), "circuit": setup["am"].Circuit(nodes=["L2H3", "L3 MLP"]),
     }  # fmt: skip

@@ -16,7 +16,7 @@ from attnmech.pages.result import UNTRUSTED
 pytestmark = pytest.mark.browser
 
 CELLS = (
-    "import attnmech as am; model = am.load(); text = 'When Anna and Tom met, Tom gave a shell to'",
+    "import attnmech as am; model = am.load(); text = 'When Anna and Tom came to the harbour, Tom gave a shell to'",
     "model.run(text, points=['pattern']).show('pattern', layer=2, head=6, view='sentence')",
     "am.attention_focus(model, text)",
     "am.report(model, text)",

@@ -120,7 +120,10 @@ def test_a_report_fits_the_screen(chromium: Any, folder: Path, model: str, width
 def results() -> list[Any]:
     """One result of every kind that has a figure."""
     model, texts = models.demo(), ["Anna sang of shells.", "Tom gave an old anchor to Clara."]
-    clean, corrupted = "When Anna and Tom met, Tom gave a shell to", "When Anna and Tom met, Anna gave a shell to"
+    clean, corrupted = (
+        "When Anna and Tom came to the harbour, Tom gave a shell to",
+        "When Anna and Tom came to the harbour, Anna gave a shell to",
+    )
     few: list[tuple[int, int]] = [(1, 4), (2, 6), (0, 0)]
     return [
         am.decompose_scores(model, texts[0]),

@@ -161,8 +161,10 @@ interface HeadsData {
   chosen: { layer: number; head: number };
 }
 
-/** The figure of the first choice, and by layer and head what differs from it (head_picker.py). */
-interface HeadPickerData extends HeadsData, PlotlyFigure {
+/** The figure of the first choice, and by choice what differs from it (head_picker.py). */
+interface HeadPickerData extends PlotlyFigure {
+  choices: Record<string, number[]>;
+  chosen: Record<string, number>;
   title: string;
   /** Of each head a list of paths with what stands there, as packed JSON. */
   changes: string;

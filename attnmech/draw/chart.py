@@ -181,14 +181,18 @@ class Chart:
 
     def figure(self, **chosen: int) -> go.Figure:
         """The figure for this choice; choices count from 0."""
-        filled = self.template.to_plotly_json()
+        return Figure(self.values(**chosen))
+
+    def values(self, **chosen: int) -> dict[str, Any]:
+        """The properties of the figure for this choice, which plotly has not checked."""
+        filled: dict[str, Any] = self.template.to_plotly_json()
         for slot in self.slots:
             *way, last = (int(step) if step.isdigit() else step for step in slot.path.split("."))
             place: Any = filled
             for step in way:
                 place = place.setdefault(step, {}) if isinstance(place, dict) else place[step]
             place[last] = slot.value(chosen)
-        return Figure(filled)
+        return filled
 
 
 def at_head(figure: go.Figure, layers_of_map: tuple[int, ...], layers: tuple[int, ...]) -> Chart:

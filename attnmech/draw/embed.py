@@ -122,9 +122,10 @@ class View(WritesHtml):
     def _full_title(self) -> str:
         """The title with the model, and with the layer and head that are shown first."""
         chosen = self.data.get("chosen", {})
+        numbers = self.data.get("choices") or {"layer": self.data.get("layers", [])}
         place = [
-            f"{name} {self.data['layers'][chosen[name]] if name == 'layer' else chosen[name]}"
-            for name in ("layer", "head")
+            f"{name} {numbers[name][chosen[name]] if name in numbers else chosen[name]}"
+            for name in dict.fromkeys(("layer", "head", *numbers))
             if name in chosen and f"{name} " not in self.title
         ]
         shown = ", ".join(place)

@@ -1,10 +1,12 @@
-"""A view with one figure per head, from which the reader chooses."""
+"""A view with one figure per choice, such as per head, from which the reader chooses."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
+import plotly.io  # type: ignore[import-untyped]
 
 from . import scripts
 from .embed import View
@@ -12,44 +14,43 @@ from .packing import pack_texts
 
 
 def head_picker(
-    figure_of: Callable[[int, int], go.Figure],
-    layers: Sequence[int],
-    heads: int,
+    figure_of: Callable[..., go.Figure | Mapping[str, Any]],
+    choices: Mapping[str, Sequence[int]],
     *,
-    layer: int,
-    head: int,
+    chosen: Mapping[str, int],
     title: str,
     reading: str,
 ) -> View:
-    """Shows the figure of one head, with selectors for layer and head.
+    """Shows the figure of one choice, with a selector for each of `choices`.
 
     Args:
-        figure_of: a function that makes the figure of a layer and a head.
-        layers: the layers that can be chosen.
-        heads: the number of heads in each layer.
-        layer: the layer that is shown first, one of `layers`.
-        head: the head that is shown first.
+        figure_of: a function that makes the figure of a choice, which it takes by name, or the figure's properties.
+        choices: the numbers from which the reader chooses, such as the layers, by name.
+        chosen: the choice that is shown first.
         title: the view's heading.
         reading: how to read it.
 
     """
-    first = json.loads(figure_of(layer, head).to_json())
+    first = _values(figure_of(**chosen))
     # Figures share most of their content: the layout, and often the tokens.
     changes = tuple(
-        json.dumps(list(_changes(first, json.loads(figure_of(at, of).to_json()))))
-        for at in layers
-        for of in range(heads)
+        json.dumps(list(_changes(first, _values(figure_of(**dict(zip(choices, numbers, strict=True)))))))
+        for numbers in product(*choices.values())
     )
-    chosen = {"layer": list(layers).index(layer), "head": head}
     data = first | {
         "changes": pack_texts(changes),
-        "layers": list(layers),
-        "heads": heads,
-        "chosen": chosen,
+        "choices": {name: list(numbers) for name, numbers in choices.items()},
+        "chosen": {name: list(choices[name]).index(number) for name, number in chosen.items()},
         "title": title,
     }
     types = {trace["type"] for trace in first["data"]}
     return View("head_picker", title, reading, data, (scripts.plotly_for(types),))
+
+
+def _values(figure: go.Figure | Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON values of a figure."""
+    values: dict[str, Any] = json.loads(plotly.io.to_json(figure, validate=False))
+    return values
 
 
 def _changes(one: Any, other: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:

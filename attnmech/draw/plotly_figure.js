@@ -27,25 +27,30 @@ views.plotly = async (stage, { title = "", ...figure }) => {
   return control;
 };
 
-views.head_picker = async (stage, { title, layers, heads, chosen, changes, data, layout }) => {
+views.head_picker = async (stage, { title, choices, chosen, changes, data, layout }) => {
   const differing = await unpackTexts(changes);
   const state = { ...chosen };
-  const selectors = headSelectors({ layers, heads, chosen }, (choice) => {
-    Object.assign(state, choice);
-    control.draw();
+  const selectors = Object.entries(choices).map(([name, numbers]) => {
+    const { element, select } = selector(name[0].toUpperCase() + name.slice(1), numbers, chosen[name], () => {
+      state[name] = select.selectedIndex;
+      control.draw();
+    });
+    return element;
   });
-  stage.append(make("div", { className: "attnmech-controls" }, selectors.layer, selectors.head));
+  stage.append(make("div", { className: "attnmech-controls" }, ...selectors));
 
-  /** The figure of the head that was shown first, with the changes for the selected one. */
+  /** The figure that was shown first, with the changes for the current choice. */
   function figureNow() {
     const figure = structuredClone({ data, layout });
-    for (const [path, value] of JSON.parse(differing[state.layer * heads + state.head])) {
+    const index = Object.entries(choices).reduce((before, [name, numbers]) => before * numbers.length + state[name], 0);
+    for (const [path, value] of JSON.parse(differing[index])) {
       const [last, ...way] = [...path].reverse();
       way.reduceRight((place, step) => place[step], figure)[last] = value;
     }
     return figure;
   }
-  const control = plotlyIn(stage, figureNow, () => `${title}, layer ${layers[state.layer]}, head ${state.head}`);
+  const place = () => Object.entries(choices).map(([name, numbers]) => `${name} ${numbers[state[name]]}`);
+  const control = plotlyIn(stage, figureNow, () => [title, ...place()].join(", "));
   await control.draw();
   return control;
 };

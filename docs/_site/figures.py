@@ -97,8 +97,8 @@ def names() -> dict[str, Any]:
         "text": TEXT,
         "texts": documents(10),
         "labelled": labelled,
-        "clean": "When Anna and Tom met, Tom gave a shell to",
-        "corrupted": "When Anna and Tom met, Anna gave a shell to",
+        "clean": "When Anna and Tom came to the harbour, Tom gave a shell to",
+        "corrupted": "When Anna and Tom came to the harbour, Anna gave a shell to",
     }
 
 

@@ -11,7 +11,7 @@ from attnmech.pages import limits
 from attnmech.pages.heads import furthest
 from attnmech.pages.text_heads import TextHeads, most_alike
 
-TEXT = "When Anna and Tom met, Tom gave a shell to"
+TEXT = "When Anna and Tom came to the harbour, Tom gave a shell to"
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ The equations are in `attnmech.maths.scores` (docs/formulas.md#attention-scores)
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from ...basics.arguments import flag, index_of, option
 from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.attention_maps import attention_map
+from ...draw.chart import Chart
 from ...draw.embed import View
 from ...draw.figure_page import in_notebook_output
 from ...draw.head_picker import head_picker
@@ -39,10 +41,13 @@ from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.mean_qk import MeanQK
 from ...runs.layers import count_layers
-from .figures import key_terms, score_shares
+from .figures import key_terms, score_shares, score_shares_chart
 from .section import score_sections
 from .terms_of_scores import SplitScores
 from .wavelength_figures import dimension_bars
+
+RANKS: Final = 10
+"""The number of ranks from which the reader of a view of `score_shares` chooses."""
 
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
 
@@ -226,18 +231,31 @@ class ScoreDecomposition(SplitScores):
     def show(self, figure: str = "row_ledger", *, layer: int | None = None, head: int = 0, **options: Any) -> View:
         """Shows a figure of `plot` with controls for the layer and the head; `options` are those of `plot`.
 
+        "score_shares" also has a control for the rank of the key in its row, from 0, the highest score, to 9; `rank` is
+        the first one shown.
+
         >>> split.show(layer=2, head=6, query=5)      # doctest: +SKIP
+        >>> split.show("score_shares", rank=1)        # doctest: +SKIP
 
         The view holds the figures of all heads. With many layers and a long text, show some of the layers:
         `split.select([0, 1]).show()`.
         """
         first = self.layers[0 if layer is None else self._index(layer)]
+        heads = range(self.residual.shape[1])
+        choices: dict[str, Sequence[int]] = {"layer": self.layers, "head": heads}
+        chosen = {"layer": first, "head": index_of("head", head, len(heads))}
+        figure_of: Callable[..., Any] = partial(self.plot, figure, **options)
+        if figure == "score_shares":
+            figure_of(**chosen)  # raises for options that it does not take
+            rank = options.get("rank", 0)
+            view = self.numbers(options.get("sequence", 0), ranks=max(RANKS, rank + 1))
+            chart = score_shares_chart(view.ranked_share, view.ranked_key, view.tokens, view.keys or None)
+            choices, chosen = choices | {"rank": range(view.ranked_key.shape[3])}, chosen | {"rank": rank}
+            figure_of = partial(_values_at, chart, self.layers)
         return head_picker(
-            lambda at, of: self.plot(figure, layer=at, head=of, **options),
-            self.layers,
-            self.residual.shape[1],
-            layer=first,
-            head=index_of("head", head, self.residual.shape[1]),
+            figure_of,
+            choices,
+            chosen=chosen,
             title=figure.replace("_", " ").capitalize(),
             reading=ROW_READING if figure == "row_ledger" else "",
         ).of_model(self.provenance.model)
@@ -358,3 +376,8 @@ class ScoreDecomposition(SplitScores):
         section = Section("", maps.reading, {"all-heads": maps})
         lead = " ".join((repr(self), *self._softmax_note))
         return in_notebook_output(title="Attention scores", lead=lead, sections=[section], frame=self.to_frame())
+
+
+def _values_at(chart: Chart, layers: Sequence[int], *, layer: int, head: int, rank: int) -> dict[str, Any]:
+    """The properties of a chart's figure for a layer, a head and a rank."""
+    return chart.values(layer=layers.index(layer), head=head, rank=rank)

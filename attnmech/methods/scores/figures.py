@@ -5,6 +5,7 @@ head and returns a plotly figure.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -44,20 +45,40 @@ def score_shares(
         key_tokens: as in `share_triangle`.
 
     """
-    triangle = share_triangle(shares, keys, tokens, key_tokens)
-    bars = share_bars(shares, keys, tokens, key_tokens=key_tokens)
+    _require_shares(shares, keys, tokens)
+    chart = score_shares_chart(*_as_one(shares, keys), tokens, key_tokens, first_rank=rank)
+    return chart.figure(layer=0, head=0, rank=0)
+
+
+def score_shares_chart(
+    shares: Mapping[str, Float[np.ndarray, "layer head query rank"]],
+    keys: Integer[np.ndarray, "layer head query rank"],
+    tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
+    *,
+    first_rank: int = 0,
+) -> Chart:
+    """Both parts of figure 2 in one figure, for every head and rank; the ranks begin with `first_rank`."""
+    left = triangle_chart(shares, keys, tokens, key_tokens)
+    right = bars_chart(shares, keys, tokens, key_tokens, framed=False)
+    triangle, bars, before = left.template, right.template, len(left.template.data)
     figure = Figure([*triangle.data, *bars.data], layout=bars.layout)
     figure.update_traces(legend="legend2", selector={"type": "bar"})
     figure.update_layout(
         ternary=triangle.layout.ternary,
         ternary_domain={"x": [0.06, 0.4], "y": [0.1, 0.9]},
         xaxis_domain=[0.58, 1],
-        legend=triangle.layout.legend.to_plotly_json() | {"title": {"text": f"the key of rank {rank} is"}},
+        legend=triangle.layout.legend.to_plotly_json(),
         legend2=bars.layout.legend.to_plotly_json() | _LEGEND_ABOVE | {"x": 0.58},
         margin={"t": 60},
         meta={"narrow": _SHARES_ONE_BELOW_THE_OTHER},
     )
-    return figure
+    ranks = np.array([f"the key of rank {first_rank + rank} is" for rank in range(keys.shape[3])], dtype=object)
+    slots = [slot for slot in left.slots if slot.path.startswith("data.")]
+    for slot in right.slots:
+        _, place, rest = slot.path.split(".", 2)
+        slots.append(replace(slot, path=f"data.{before + int(place)}.{rest}"))
+    return Chart(figure, (*slots, Slot("layout.legend.title.text", ByChoice(ranks, ("rank",)))))
 
 
 _SHARES_ONE_BELOW_THE_OTHER: Final = {

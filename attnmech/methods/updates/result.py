@@ -19,6 +19,8 @@ from ...basics.arguments import index_of, listed, member, option
 from ...basics.axes import spread
 from ...basics.nouns import TEXT, Nouns
 from ...basics.public import public
+from ...draw.embed import View
+from ...draw.head_picker import head_picker
 from ...draw.numbers import Side, UpdateNumbers
 from ...draw.section import Section
 from ...draw.text import percent, signed
@@ -219,6 +221,23 @@ class ResidualUpdates(RowMeans):
         if figure == "orientation_by_magnitude":
             return draw.orientation_by_magnitude(magnitude, orientation, attended, view.tokens, side=side, head=head)
         return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
+
+    def show(self, figure: str = "magnitude", *, layer: int | None = None, **options: Any) -> View:
+        """Shows a figure of `plot` about one layer with a control for the layer; `options` are those of `plot`.
+
+        >>> updates.show("orientation", layer=2, side="target")      # doctest: +SKIP
+
+        The view holds the figures of all layers measured.
+        """
+        if self.parts is not None or figure in _MAPS:
+            raise InputError("this figure is a map of all layers, without a layer to choose; use .plot().")
+        return head_picker(
+            lambda *, layer: self.plot(figure, layer=layer, **options),
+            {"layer": self.layers},
+            chosen={"layer": self.layers[0 if layer is None else self._place_of(layer)]},
+            title=figure.replace("_", " ").capitalize(),
+            reading="",
+        ).of_model(self.provenance.model)
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         first = {} if self.parts is not None or {*figure, options.get("figure")} & _MAPS else {"layer": self.layers[0]}
