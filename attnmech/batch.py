@@ -186,9 +186,16 @@ class Batch:
         """The index of each token among the real tokens of its text, from 0; the values at padding have no meaning."""
         return (self.mask.cumsum(dim=1) - 1).clamp_min(0)
 
+    @property
+    def columns(self) -> Int[Tensor, "batch position"]:
+        """The columns of each text's tokens, in order, before those of its padding: where its position p lies."""
+        return torch.argsort(~self.mask, dim=1, stable=True)
+
     def at(self, positions: Sequence[int]) -> Bool[Tensor, "batch position"]:
         """True at these positions of each text: 0 is its first real token and -1 its last, on whichever side it is
         padded.
+
+        >>> logits[batch.at([-1])]  # those of each text's last token: [batch vocab]        # doctest: +SKIP
 
         Raises `InputError` if a text has no such position.
         """
@@ -219,6 +226,8 @@ class Batch:
             for name, value in sorted(here.extra.items()):
                 # All texts share an input with a single row.
                 own = value[row if len(value) == len(here.ids) else 0]
+                if name == "position_ids" and _counts_up(own[real]):
+                    continue  # as without them, where padding moves no position
                 digest.update(name.encode() + bytes_of(own[real] if own.shape[:1] == real.shape else own))
             if here.target is not None:
                 digest.update(bytes_of(here.target.ids[row][here.target.mask[row]]))
@@ -234,6 +243,11 @@ class Batch:
 def first_bits(digest: bytes) -> int:
     """The first 64 bits of a hash, as a number that fits into a tensor."""
     return int.from_bytes(digest[:8], signed=True)
+
+
+def _counts_up(positions: Int[Tensor, " position"]) -> bool:
+    """Whether positions follow each other."""
+    return bool((positions.diff() == 1).all())
 
 
 def bytes_of(value: Tensor) -> bytes:

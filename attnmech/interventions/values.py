@@ -24,11 +24,14 @@ class Values:
     At z and v a tensor is `[#batch #position head d_head]`, at pattern `[#batch head query key]`, at points of the
     stream `[#batch #position d_model]`; an axis marked `#` may have length 1. At v, the axis may also be `kv_head`:
     heads that share keys then get the same values. Two `Values` are equal if their descriptions are equal, and their
-    tensors are equal bit for bit.
+    tensors are equal bit for bit, and their positions count alike.
     """
 
     by_layer: Mapping[int, Tensor]
     description: str = "given values"
+    of_tokens: bool = False
+    """Whether place p of the axis "position" is token p of each text, as in `am.mean_z(..., per_position=True)`; if
+    not, it is column p of the run, padding included."""
 
     def __post_init__(self) -> None:
         by_layer = self.by_layer
@@ -57,7 +60,9 @@ class Values:
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Values) and self.description == other.description and self.digest == other.digest
+        if not isinstance(other, Values) or self.of_tokens != other.of_tokens:
+            return False
+        return self.description == other.description and self.digest == other.digest
 
     def __hash__(self) -> int:
         return hash(self.digest)

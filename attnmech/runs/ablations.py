@@ -154,7 +154,7 @@ def mean_of(
 
 def one_by_one(values: Values) -> dict[int, Values]:
     """Separate values for each layer, so that interventions in the same layer share a digest."""
-    return {layer: Values({layer: value}, values.description) for layer, value in values.by_layer.items()}
+    return {layer: replace(values, by_layer={layer: value}) for layer, value in values.by_layer.items()}
 
 
 def reread(inputs: Inputs | Iterable[Inputs]) -> Inputs | Iterable[Inputs]:

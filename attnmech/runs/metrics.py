@@ -332,7 +332,7 @@ class Metric:
             raise InputError(
                 f"{_called(self.name)} reads padding: its number for a text of {int(batch.lengths[reading[0]])} tokens "
                 f"changes with the output at the other {int((~batch.mask[reading[0]]).sum())} positions of the batch. "
-                "Take the last token with logits[range(len(logits)), batch.lengths - 1], and average over batch.mask."
+                "Take the last token with logits[batch.at([-1])], and average over batch.mask."
             )
 
     def of_logits(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:

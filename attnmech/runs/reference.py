@@ -73,8 +73,12 @@ class _MeanZ(Reducer):
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         real = end.real[:, :, None, None]
-        sums = as_float64(end["z"].masked_fill(~real, 0.0)).sum(dim=0).permute(1, 2, 0)
-        counts = as_float64(end.real.sum(dim=0))
+        z, places = end["z"].masked_fill(~real, 0.0), end.real
+        if self.per_position and run.batch.padded:
+            columns = run.batch.queries(run.stack.label).columns
+            z, places = z[torch.arange(len(z))[:, None], columns], end.real.gather(1, columns)
+        sums = as_float64(z).sum(dim=0).permute(1, 2, 0)
+        counts = as_float64(places.sum(dim=0))
         if not self.per_position:
             sums, counts = sums.sum(dim=-1, keepdim=True), counts.sum(dim=-1, keepdim=True)
         state["sums"][end.index] += sums
@@ -90,7 +94,8 @@ class _MeanZ(Reducer):
         return {name: first[name] + second[name] for name in first}
 
     def finish(self, state: State, source: Source) -> Values:
-        means = state["sums"] / state["counts"][:, None, None]
+        longest = int((state["counts"] > 0).sum(dim=-1).max())
+        means = (state["sums"] / state["counts"][:, None, None])[..., :longest]
         texts = "1 text" if source.documents == 1 else f"{source.documents} texts"
         description = f"mean over {texts}, {'position by position' if self.per_position else 'pooled'}"
         model = source.model
@@ -98,7 +103,7 @@ class _MeanZ(Reducer):
             layer: mean.permute(2, 0, 1)[None].to(model.device, model.dtype)
             for layer, mean in zip(source.layers, means, strict=True)
         }
-        return Values(by_layer, description)
+        return Values(by_layer, description, of_tokens=self.per_position)
 
 
 def resampled_z(
@@ -130,20 +135,24 @@ def resampled_z(
     count = sum(len(part.documents) for part in donating)
     available = f"the other texts, of {texts}" if reference is None else f"the {count} texts of `reference`"
     draws = whole_number("draws", draws, least=1, most=count - (reference is None), most_is=available)
-    longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
+    longest = max(int(part.batch.queries(label).lengths.max()) for part in parts)
     # Donors are drawn in the order of the texts' digests, so that the order of the inputs does not matter.
     taking, giving = _by_content(parts), _by_content(donating)
     lengths = torch.zeros(count, dtype=torch.long)
+    columns = torch.zeros(count, max(part.batch.queries(label).ids.shape[1] for part in donating), dtype=torch.long)
     for part in donating:
-        lengths[part.documents] = part.batch.queries(label).lengths.cpu()
+        tokens = part.batch.queries(label)
+        lengths[part.documents] = tokens.lengths.cpu()
+        columns[part.documents, : tokens.ids.shape[1]] = tokens.columns.cpu()
     known = captured(model, donating, {point: layers})[point]
     origin = f"another of {texts} texts" if reference is None else f"one of {count} reference texts"
     values = []
     back = taking.argsort()
     for ranks, ranked in _drawn(lengths[giving], texts, longest, draws, seed, others=reference is None):
         donors, places = giving[ranks][back], ranked[back]
+        places = columns[donors[:, None], places]
         taken = {layer: value[donors[:, None], places] for layer, value in known.items()}
-        values.append(Values(taken, f"that of {origin} (seed {seed})"))
+        values.append(Values(taken, f"that of {origin} (seed {seed})", of_tokens=True))
     return values
 
 

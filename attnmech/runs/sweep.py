@@ -10,6 +10,7 @@ share a batch, as copies of the texts. Logits are computed only for the tokens t
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -228,8 +229,8 @@ def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tup
     rows: list[tuple[str, ...]] = [()] * texts
     for part in parts:
         batch = part.batch.queries(stack)
-        for number, row, length in zip(part.documents.tolist(), batch.tokens, batch.lengths.tolist(), strict=True):
-            rows[number] = row[:length]
+        for number, row, real in zip(part.documents.tolist(), batch.tokens, batch.mask.tolist(), strict=True):
+            rows[number] = tuple(compress(row, real))
     return tuple(rows)
 
 

@@ -64,7 +64,7 @@ def test_a_text_has_its_number_whatever_it_is_batched_with(call: str, metric: Ca
 @pytest.mark.parametrize("call", CALLS)
 def test_a_metric_that_reads_padding_is_refused(call: str) -> None:
     model = models.hooked("gpt2")
-    with pytest.raises(InputError, match=r"end_of_the_batch reads padding: .* batch\.lengths - 1"):
+    with pytest.raises(InputError, match=r"end_of_the_batch reads padding: .* logits\[batch\.at\(\[-1\]\)\]"):
         CALLS[call](model, TEXTS, metric=end_of_the_batch)
     CALLS[call](model, TEXTS[:1], metric=end_of_the_batch)  # no padding, so nothing to read
 

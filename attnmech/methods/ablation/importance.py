@@ -18,7 +18,7 @@ from ...basics.arguments import finite_number, flag, option, shown
 from ...basics.fields import check_layers
 from ...basics.messages import capitalised
 from ...basics.public import public
-from ...batch import every_bos
+from ...batch import Batch, every_bos
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...errors import InputError
@@ -306,9 +306,9 @@ def _scores(
     """Returns the metric of each text of a batch, and the scores of all heads; `texts` numbers the batch's texts."""
     stack = model.output_stack
     measured, ran, gradients = differentiated(model, part.batch, judge, [stack.point("z")], layers, texts)
-    lengths = part.batch.queries(stack.label).lengths
+    batch = part.batch.queries(stack.label)
     scores = [
-        _score(method, ran[stack.point("z"), layer], gradients[stack.point("z"), layer], lengths, means.get(layer))
+        _score(method, ran[stack.point("z"), layer], gradients[stack.point("z"), layer], batch, means.get(layer))
         for layer in layers
     ]
     return measured, torch.stack(scores).cpu()
@@ -318,26 +318,28 @@ def _score(
     method: str,
     z: Float[Tensor, "text position head d_head"],
     gradient: Float[Tensor, "text position head d_head"],
-    lengths: Int[Tensor, " text"],
+    batch: Batch,
     mean: Float[Tensor, "1 _ head d_head"] | None,
 ) -> Float[Tensor, "head text"]:
     """Computes the scores of a layer's heads on each text (`HeadImportance`)."""
     if mean is not None:
-        z = z - _as_long(mean, z.shape[1])
+        z = z - _by_token(mean, batch)
     # The gradient is 0 at padding, since nothing attends to it.
     along = (as_float64(z) * as_float64(gradient)).sum(dim=-1)
     if method == "michel":
-        return (along.abs().sum(dim=1) / lengths.to(along.device)[:, None]).T
+        return (along.abs().sum(dim=1) / batch.lengths.to(along.device)[:, None]).T
     return -along.sum(dim=1).T
 
 
-def _as_long(mean: Float[Tensor, "1 _ head d_head"], length: int) -> Float[Tensor, "1 _ head d_head"]:
+def _by_token(mean: Float[Tensor, "1 _ head d_head"], batch: Batch) -> Float[Tensor, "_ _ head d_head"]:
+    """The mean of each token's position."""
+    length = int(batch.lengths.max())
     if 1 < mean.shape[1] < length:
         raise InputError(
             f"the means cover {mean.shape[1]} positions, but a text has {length}; give a longer reference, or "
             "pooled means, am.mean_z(model, reference)."
         )
-    return mean[:, :length]
+    return mean[0, batch.places] if mean.shape[1] > 1 else mean
 
 
 def _effects_for(

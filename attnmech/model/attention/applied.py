@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from ...errors import InputError
 from ...interventions.edits import Edit, KeyEdit, PatternEdit, PointEdit, TermEdit, ValueEdit
 from ...interventions.intervention import Intervention
 from ...interventions.place import BatchPart, Block
+from ...interventions.values import Values
 from ...maths.scores import ScoreParts
 from ...maths.softmax import Attention
 from ...points import PointKey, full_name
@@ -59,17 +61,33 @@ class Applied:
     def at_point(self, value: Tensor, layer: int, batch: Batch) -> None:
         """Changes a value `[batch position ...]` (q, k, v, z, or the stream) in place."""
         one = self.intervention
-        assert isinstance(one.edit, PointEdit)
         part, heads = value[self.part.texts], list(self.heads[layer])
+        assert isinstance(one.edit, PointEdit)
+        edit: PointEdit = one.edit
+        tokens = (batch.keys if one.by_kv_head else batch.queries)(one.stack)
         with self.named():
-            new = one.edit.new(part, layer, self.part)
+            new = _by_token(edit, tokens, self.part, part, partial(edit.new, layer=layer, part=self.part))
             if one.positions is not None:
-                rows = self.rows((batch.keys if one.by_kv_head else batch.queries)(one.stack))
+                rows = self.rows(tokens)
                 new = torch.where(rows.view(*part.shape[:2], *(1 for _ in part.shape[2:])), new, part)
         if heads:
             part[:, :, heads] = new[:, :, heads]
         else:
             part[:] = new
+
+
+def _by_token(
+    edit: Edit, batch: Batch, part: BatchPart, value: Tensor, change: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "batch position ..."]:
+    """The changed value; where the edit's values are those of tokens, `change` gets each text's tokens before its
+    padding.
+    """
+    values = getattr(edit, "values", None)
+    if not (isinstance(values, Values) and values.of_tokens and batch.padded):
+        return change(value)
+    columns = batch.columns[part.texts, : int(batch.lengths[part.texts].max())]
+    columns = columns.reshape(*columns.shape, *[1] * (value.ndim - 2)).expand(*columns.shape, *value.shape[2:])
+    return value.scatter(1, columns, change(value.gather(1, columns)).to(value))
 
 
 @dataclass(frozen=True)
@@ -184,7 +202,9 @@ class AppliedInLayer:
         for change, edit in edits:
             part, chosen = now[change.part.texts], list(change.heads[self.layer])
             with change.named():
-                new = edit.new(part.transpose(1, 2), self.layer, change.part).transpose(1, 2)
+                of_keys = part.transpose(1, 2)
+                new = _by_token(edit, keys, change.part, of_keys, partial(edit.new, layer=self.layer, part=change.part))
+                new = new.transpose(1, 2)
                 here = edit.selected(keys, change.part)[:, None, :, None]
             part[:, chosen] = torch.where(here, new[:, chosen], part[:, chosen])
         return now - own

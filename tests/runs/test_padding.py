@@ -1,0 +1,80 @@
+"""Padding on any side changes no result: positions, labels, means and donors are those of the texts' own tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+
+LENGTHS = (9, 5, 7, 6, 8, 4)
+JUDGED: dict[str, Any] = {"answers": [5] * len(LENGTHS), "against": [9] * len(LENGTHS)}
+
+
+def padded(seed: int, side: str, width: int = 11) -> dict[str, Tensor]:
+    """Texts in one batch, with the positions of their tokens."""
+    ids, mask, places = torch.zeros(3, len(LENGTHS), width, dtype=torch.long)
+    for row, length in enumerate(LENGTHS):
+        begin = {"right": 0, "left": width - length, "both": (width - length) // 2}[side]
+        ids[row, begin : begin + length] = models.token_ids("gpt2", length=length, seed=seed + row)[0]
+        mask[row, begin : begin + length], places[row, begin : begin + length] = 1, torch.arange(length)
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": places}
+
+
+def last(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
+    return logits[batch.at([-1])][:, 3]
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "zero": lambda model, one, other: am.ablate_heads(model, one, metric=last),
+    "mean": lambda model, one, other: am.ablate_heads(
+        model, one, method="mean", reference=am.mean_z(model, other, per_position=True)
+    ),
+    "resample": lambda model, one, other: am.ablate_heads(model, one, method="resample"),
+    "resample others": lambda model, one, other: am.ablate_heads(model, one, method="resample", reference=other),
+    "importance": lambda model, one, other: am.head_importance(
+        model, one, method="mean", reference=am.mean_z(model, other, per_position=True)
+    ),
+    "values": lambda model, one, other: am.sweep(
+        model, one, [am.Intervention.replace_values([(1, 2)], [1, -1], am.mean_z(model, other, per_position=True))]
+    ),
+    "sweep": lambda model, one, other: am.sweep(
+        model, one, [am.Intervention.remove_keys("all", [1]), am.Intervention.zero("all", positions=[2, -1])]
+    ),
+    "patch": lambda model, one, other: am.patch(model, one, other, positions=[1, -2], **JUDGED),
+    "pattern": lambda model, one, other: am.patch(model, one, other, at="pattern", positions=[3], **JUDGED),
+    "attribute": lambda model, one, other: am.attribute(model, one, other, **JUDGED),
+    "path": lambda model, one, other: am.path_patch(model, one, other, **JUDGED),
+    "steer": lambda model, one, other: am.steer(
+        model, {1: torch.ones(1, 1, model.d_model)}, one, at="resid_post", positions=[1]
+    ),
+    "direction": lambda model, one, other: am.mean_difference(model, one, other),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_result_does_not_depend_on_the_side_of_the_padding(call: str) -> None:
+    model = models.hooked("gpt2")
+    right, *others = (CALLS[call](model, padded(0, side), padded(50, side)) for side in ("right", "left", "both"))
+    for result in others:
+        if hasattr(result, "tokens"):
+            assert result.tokens == right.tokens
+        for name, column in right.to_frame().select_dtypes("number").items():
+            if name not in ("agreeing", "low", "high"):
+                np.testing.assert_allclose(result.to_frame()[name], column, rtol=2e-4, atol=2e-5, err_msg=str(name))
+
+
+def test_a_mean_by_position_covers_the_positions_of_tokens() -> None:
+    model = models.hooked("gpt2")
+    by_side = [am.mean_z(model, padded(0, side), per_position=True) for side in ("right", "left", "both")]
+    texts = [ids[mask.bool()] for ids, mask in zip(*list(padded(0, "left").values())[:2], strict=True)]
+    z = [model.run(ids[None], ["z"])["z", 1][0] for ids in texts]
+    for place in range(max(LENGTHS)):
+        mean = torch.stack([of_text[place] for of_text in z if len(of_text) > place]).double().mean(dim=0)
+        for values in by_side:
+            torch.testing.assert_close(values.by_layer[1][0, place].double(), mean, rtol=1e-5, atol=1e-6)
+    assert {values.by_layer[1].shape[1] for values in by_side} == {max(LENGTHS)}
