@@ -45,7 +45,7 @@ def about_largest(
     """
     places = most_first(means)
     if not places:
-        return "nothing was measured"
+        return f"no {what} could be measured"
     top, count, sign = places[0], len(places), "+" if signed else ""
     name, texts = named(top), int(means.texts[top])
     value = f"{float(means.mean[top]):{sign}.3g}{f' {unit}' if unit else ''}"

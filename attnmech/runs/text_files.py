@@ -192,8 +192,7 @@ def _separated(separators: str) -> Callable[[Readable, Unpack, str | None], Iter
         begin: list[str] = []
         while not begin or (begin[-1] and not begin[-1].strip()):
             begin.append(next(lines, ""))
-        used = [mark for mark in separators if len(next(csv.reader(begin[-1:], delimiter=mark), [])) > 1]
-        delimiter = (*used, separators[0])[0]
+        delimiter = next((mark for mark in separators if _is_between_cells(mark, begin[-1])), separators[0])
         rows = _rows(path, csv.reader(chain(begin, lines), delimiter=delimiter, strict=True))
         _, header = next(rows, (0, []))
         sample = list(islice(rows, ROWS_AT_ONCE))
@@ -202,6 +201,13 @@ def _separated(separators: str) -> Callable[[Readable, Unpack, str | None], Iter
         yield from (row[place] for _, row in chain(sample, rows))
 
     return read
+
+
+def _is_between_cells(mark: str, line: str) -> bool:
+    try:
+        return len(next(csv.reader([line], delimiter=mark), [])) > 1
+    except csv.Error:  # which the reading of the rows explains
+        return False
 
 
 def _rows(path: Readable, reader: Any) -> Iterator[tuple[int, list[str]]]:
@@ -226,8 +232,8 @@ def _rows(path: Readable, reader: Any) -> Iterator[tuple[int, list[str]]]:
         cells = cells or len(row)
         if len(row) != cells:
             raise InputError(
-                f"{path}: the row that ends on line {reader.line_num} must have {cells} cells, as the header has; got "
-                f"{len(row)}. Put texts that contain separators in quotes."
+                f"{path}: the header has {cells} column{'s' * (cells != 1)}, but the row that ends on line "
+                f"{reader.line_num} has {len(row)}. Put texts that contain separators in quotes."
             )
         yield reader.line_num, row
 
