@@ -3,6 +3,27 @@
 import inspect
 import re
 import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+
+class LongTextWarning(UserWarning):
+    """A text is longer than those on which the model was trained."""
+
+
+class _Call(NamedTuple):
+    """A public call under way."""
+
+    arguments: Collection[str] | None
+    """The names of its arguments; None if it takes any."""
+    warned: set[type[Warning]]
+    """The kinds of warnings so far."""
+
+
+_call: Final[ContextVar[_Call | None]] = ContextVar("call", default=None)
+"""The outermost public call; messages are about its arguments."""
 
 
 def first_line(error: BaseException) -> str:
@@ -39,3 +60,29 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "attnmech":
         frame, depth = frame.f_back, depth + 1
     warnings.warn(message, category, stacklevel=depth)
+
+
+@contextmanager
+def in_call(arguments: Collection[str] | None) -> Iterator[None]:
+    """Says that the block is a public call with these arguments (None: any), unless it is part of another."""
+    token = None if _call.get() is not None else _call.set(_Call(arguments, set()))
+    try:
+        yield
+    finally:
+        if token is not None:
+            _call.reset(token)
+
+
+def takes(argument: str) -> bool:
+    """Whether the public call under way has an argument, so that a message can name it."""
+    call = _call.get()
+    return call is None or call.arguments is None or argument in call.arguments
+
+
+def warn_once(message: str, category: type[Warning]) -> None:
+    """As `warn_user`, once for each kind of warning in a public call."""
+    call = _call.get()
+    if call is None or category not in call.warned:
+        warn_user(message, category)
+    if call is not None:
+        call.warned.add(category)

@@ -9,6 +9,7 @@ from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast, get_args, is_typeddict
 
 from ..errors import InputError
+from .messages import in_call
 
 T = TypeVar("T")
 
@@ -119,11 +120,12 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
         from torch import inference_mode, is_inference_mode_enabled  # torch takes a second to import
 
         arguments().require(positional, keywords)
-        if not is_inference_mode_enabled():
-            return function(*positional, **keywords)
-        # Tensors made in inference mode have no gradients, in later calls either.
-        with inference_mode(False):
-            return function(*positional, **keywords)
+        with in_call(arguments().names):
+            if not is_inference_mode_enabled():
+                return function(*positional, **keywords)
+            # Tensors made in inference mode have no gradients, in later calls either.
+            with inference_mode(False):
+                return function(*positional, **keywords)
 
     checked.is_public = True  # type: ignore[attr-defined]
     return checked

@@ -33,6 +33,8 @@ def streamed(
         step("loading and certifying the model")
         corpus = corpus_of(file, column)
         hooked = load(model, device=device, dtype=dtype)
+    if corpus is None and truncate and text is not None:
+        return hooked, iter([text]), {"truncate": True}
     if corpus is None:
         return hooked, text if text is not None else built_in_paragraph(), {}
     return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True, **engine}

@@ -13,6 +13,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from .. import __version__
+from ..basics.messages import LongTextWarning
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
 from .agents.command import mcp
 from .atlas import atlas
@@ -60,24 +61,34 @@ from .summaries import (
     type_rows,
 )
 from .terminal import KEYS, console, print_summary
+from .wording import as_options
 
 if TYPE_CHECKING:
     from ..results.result import PagedResult
 
 
 class _Commands(TyperGroup):
-    """Passes Ctrl-C on to `main`, which says how to resume; click would only exit."""
+    """Names options in errors as commands do, and passes Ctrl-C on to `main`, which says how to resume; click would
+    only exit.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
+        warnings.showwarning = lambda message, *_: print(f"warning: {self._said(ctx, message)}", file=sys.stderr)
         try:
             return super().invoke(ctx)
         except BaseException as error:
             if (stop := interrupt_in(error)) is not None:
                 raise Interrupted(*stop.args) from stop
+            if isinstance(error, AttnmechError):
+                raise type(error)(self._said(ctx, error)) from error
             if isinstance(error, EOFError):  # click would print "Aborted."
                 raise RuntimeError(f"a file ended too early: {error}") from error
             raise
+
+    def _said(self, ctx: Any, message: object) -> str:
+        command = self.commands.get(ctx.invoked_subcommand)
+        return as_options(str(message), () if command is None else command.params)
 
 
 class Interrupted(BaseException):
@@ -516,7 +527,8 @@ def main() -> None:
     """The entry point. An error or Ctrl-C prints one line on stderr, and sets the exit status."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the output already says what a user must know
+            warnings.simplefilter("ignore")  # the output already says what else a user must know
+            warnings.simplefilter("always", LongTextWarning)
             _run()
     except AttnmechError as error:
         console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)

@@ -44,7 +44,7 @@ ColumnOption = Annotated[
     ),
 ]
 TruncateOption = Annotated[
-    bool, typer.Option("--truncate", help="Cut documents that are longer than the model allows.")
+    bool, typer.Option("--truncate", help="Cut documents that are longer than the model allows or was trained on.")
 ]
 MetricOption = Annotated[
     Literal["loss", "kl"], typer.Option("--metric", help="The loss, or the KL divergence from the unchanged model.")

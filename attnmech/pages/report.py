@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..methods.head_types.head_types import HeadTypes
 from ..methods.scores.decompose_scores import decompose_scores
 from ..model.inputs.encoder import Inputs
+from ..model.inputs.lengths import warn_of_batch
 from ..model.parts.certificate import Certificate
 from ..model.proof.certify import certificate_of
 from ..model.reading.other_layers import about_other_layers
@@ -69,7 +70,7 @@ def report(
         InputError: for more than 12 texts, a text that does not fit the model, or a `start` beyond a text's end.
     """
     require_model(model)
-    batch = model.encode(inputs, bos=bos, target=target)
+    batch = model.encoded(inputs, bos=bos, target=target)
     count = len(batch.ids)
     if count > limits.MAX_TEXTS:
         raise InputError(f"a report shows at most {limits.MAX_TEXTS} texts; got {count}. Make several reports.")
@@ -103,6 +104,7 @@ def report(
             f'this input has {longest}. Use am.attention_focus(model, ..., stack="encoder").'
         )
     texts = [_cut(model, batch if count == 1 else batch.alone(number), start) for number in range(count)]
+    warn_of_batch(max((text.batch for text in texts), key=lambda text: text.ids.shape[1]), model.trained_length)
     types = {stack.label: types_of(model, stack, of_types[stack.label]) for stack in stacks}
     made = _Made(
         model=model,

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from ..basics.arguments import flag, integer, optional_flag, shown, string, whole_number
 from ..basics.files import path_of
+from ..basics.messages import takes
 from ..basics.public import public
 from ..batch import Batch, bytes_of, first_bits
 from ..errors import InputError
 from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
+from ..model.inputs.lengths import warn_of_batch, warn_of_length
 from ..model.inputs.processors import Picture
 from ..model.parts.hashes import batch_hash, tensors_hash
 from ..model.run.hooked import HookedModel
@@ -150,7 +152,9 @@ def batches(
     padded again without changing numbers: images, texts with extra inputs or decoder tokens, and texts with padding on
     the left or inside. Each of these stays one batch, and ends the window before it.
 
-    `truncate` cuts documents to the model's number of positions, and texts to `MOST_CHARACTERS`. `shard` (k, n) takes
+    `truncate` cuts documents to the model's number of positions and to the length on which it was trained, and texts to
+    `MOST_CHARACTERS`. Without it, the first document that is longer than
+    those of the training brings a `LongTextWarning`. `shard` (k, n) takes
     only the documents k, k + n, ... `bos` is as in `HookedModel.encode`. `whole` hashes every document, including those
     of other shards.
 
@@ -306,19 +310,24 @@ class _Reading:
         if _is_text_alone(batch, self._encoder.decoder_start):
             return [row[:length].cpu() for row, length in zip(batch.ids, batch.lengths.tolist(), strict=True)]
         self._encoder.check_length(batch)
+        if batch is not item:
+            warn_of_batch(batch, self._model.trained_length)
         return batch
 
     def _document(self, number: int, ids: Tensor, source: int, *, cut: bool) -> _Document:
         """A document; `cut` says whether its text was cut before it was tokenized."""
-        limit = self._model.architecture.position_limit
-        if limit is None or len(ids) <= limit:
+        longest, limit = self._model.longest_text, self._model.architecture.position_limit
+        if longest is None or len(ids) <= longest:
             return _Document(number, ids, cut, source)
-        if not self._truncate:
+        if self._truncate:
+            return _Document(number, ids[:longest], True, source)
+        remedy = f"split it, or give truncate=True to cut it after {longest}" if takes("truncate") else "split it"
+        if limit is not None and len(ids) > limit:
             raise InputError(
-                f"document {number} has {len(ids)} tokens, but this model has {limit} positions; split it, or give "
-                f"truncate=True to cut it after {limit}."
+                f"document {number} has {len(ids)} tokens, but this model has {limit} positions; {remedy}."
             )
-        return _Document(number, ids[:limit], True, source)
+        warn_of_length(f"document {number}", len(ids), longest, remedy)
+        return _Document(number, ids, cut, source)
 
     def _packed(self, window: Sequence[_Document], tokens_per_batch: int) -> Iterator[CorpusBatch]:
         for document in window:

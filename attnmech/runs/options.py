@@ -30,7 +30,8 @@ class CorpusOptions(RunOptions, total=False):
     """The options of a pass over a whole corpus."""
 
     truncate: bool
-    """Whether documents that are too long for the model are cut, and counted, rather than refused."""
+    """Whether documents that are too long for the model, or longer than those on which it was trained, are cut, and
+    counted."""
 
 
 class StreamOptions(CorpusOptions, total=False):

@@ -62,7 +62,8 @@ def stream(
         layers: the layers that reducers see; by default all.
         stack: the stack that reducers see, in a model with several.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
-        truncate: whether documents that are too long for the model are cut, and counted, rather than refused.
+        truncate: whether documents that are too long for the model, or longer than those on which it was trained, are
+            cut, and counted; otherwise the former are refused, and the first of the latter brings a `LongTextWarning`.
         shard: (k, n) takes every n-th document from the k-th on, under its own number, so that the merged states of n
             shards are those of the whole corpus.
         journal: the path of a file that keeps the states so far: after an interruption, the same call resumes from it

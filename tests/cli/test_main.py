@@ -2,12 +2,14 @@
 
 import importlib
 import json
+import random
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -683,3 +685,46 @@ def test_failed_work_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr("attnmech.model.files.load.load", inexact)
     assert run(monkeypatch, "check") == 1
     assert capsys.readouterr().err.strip().splitlines()[-1] == "error: the terms do not add up"
+
+
+def folder_of(model: object, folder: Path) -> list[str]:
+    """A folder with a model and a tokenizer, and a file with one text of 90 words."""
+    models.randomised(model).save_pretrained(folder)
+    tokenizer = models.tokenizer()
+    tokenizer.save_pretrained(folder)
+    words = [word for word in tokenizer.get_vocab() if word.isalpha()]
+    (folder / "texts.txt").write_text(" ".join(random.Random(1).choices(words, k=90)), encoding="utf-8")
+    return ["--model", str(folder), "--file", str(folder / "texts.txt"), "--out", str(folder / "out.csv")]
+
+
+def test_a_text_beyond_the_training_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = folder_of(models.llama(), tmp_path)
+    beyond = "warning: document 0 has 90 tokens, but this model was trained on texts of at most 64"
+    assert run(monkeypatch, "focus", *arguments) == 0
+    error = capsys.readouterr().err
+    assert error.count("warning:") == 1
+    assert beyond in error
+    assert "give --truncate to cut it after 64." in error
+    for more, text in ((["--truncate"], ""), ([], (tmp_path / "texts.txt").read_text(encoding="utf-8"))):
+        assert run(monkeypatch, "focus", *arguments, *more, "--overwrite") == 0
+        assert ("warning:" in capsys.readouterr().err) == bool(text)
+    assert run(monkeypatch, "ablate", *arguments, "--overwrite") == 0
+    error = capsys.readouterr().err
+    assert beyond in error
+    assert "truncate" not in error
+
+
+def test_a_text_beyond_the_positions_is_refused_with_what_the_command_can_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = folder_of(models.gpt2(), tmp_path)
+    for command, remedy in (("focus", "; split it, or give --truncate to cut it after 19."), ("null", "; split it.")):
+        assert run(monkeypatch, command, *arguments) == 2
+        assert f"has 19 positions{remedy}" in capsys.readouterr().err
+    with pytest.raises(am.errors.InputError, match="split it, or give truncate=True"):
+        am.attention_focus(am.load(tmp_path), am.Corpus(tmp_path / "texts.txt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert am.attention_focus(am.load(tmp_path), am.Corpus(tmp_path / "texts.txt"), truncate=True).truncated == 1

@@ -25,7 +25,7 @@ def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Ten
     Raises `InputError` for a model that reads no tokens, or too few.
     """
     ordinary, begin = ordinary_tokens(model), first_token(model)
-    limit = model.architecture.position_limit or 2 * _LONGEST + 1
+    limit = model.longest_text or 2 * _LONGEST + 1
     longest = min(_LONGEST, (limit - len(begin)) // 2, len(ordinary))
     if longest < 4:
         raise InputError(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...basics.arguments import dense, shown
-from ...basics.messages import first_line
+from ...basics.messages import first_line, takes
 from ...batch import Batch
 from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
@@ -232,9 +232,10 @@ class Encoder:
                     "character; replace it: text.encode('utf-8', 'replace').decode()."
                 )
             if len(text) > MOST_CHARACTERS:
+                cut = "; in a corpus, truncate=True cuts it" if takes("truncate") else ""
                 raise InputError(
                     f"{_which(number, texts)} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are tokenized. "
-                    "Split it; in a corpus, truncate=True cuts it."
+                    f"Split it{cut}."
                 )
         wanted = self.bos if bos is None else bos
         rows = [self._with_bos(row, wanted) for row in self._ids_of(texts, as_target, add_special)]

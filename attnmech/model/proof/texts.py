@@ -37,14 +37,14 @@ def probe_batch(model: HookedModel) -> Batch:
     limit = _limit(model)
     length = _LENGTH if limit is None else min(_LENGTH, limit)
     if isinstance(model.encoder, TranscriptEncoder):
-        return model.encode(_heard(model.encoder, *_last_padded(model, length - 2, generator)))
+        return model.encoder.encode(_heard(model.encoder, *_last_padded(model, length - 2, generator)))
     if isinstance(model.encoder, ImageEncoder | SoundEncoder):
-        return model.encode(model.encoder.signal.noise(2, SEED, next(model.base.parameters())))
+        return model.encoder.encode(model.encoder.signal.noise(2, SEED, next(model.base.parameters())))
     ids, mask = _last_padded(model, length, generator)
     inputs = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
     if "decoder" in model.stacks:
         inputs["decoder_input_ids"] = _random_ids(model, (2, _of_target(model, length)), generator)
-    return model.encode(inputs)
+    return model.encoder.encode(inputs)
 
 
 def long_batch(model: HookedModel, texts: int) -> Batch | None:
@@ -57,13 +57,13 @@ def long_batch(model: HookedModel, texts: int) -> Batch | None:
         return None
     generator = torch.Generator().manual_seed(SEED + 1)
     if isinstance(model.encoder, TranscriptEncoder):
-        return model.encode(_heard(model.encoder, *_padded(model, texts, length, generator)))
+        return model.encoder.encode(_heard(model.encoder, *_padded(model, texts, length, generator)))
     inputs = dict(zip(("input_ids", "attention_mask"), _padded(model, texts, length, generator), strict=True))
     inputs |= _global_tokens(model, inputs["input_ids"])
     if "decoder" in model.stacks:
         target = _padded(model, texts, _of_target(model, length), generator)
         inputs |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
-    return model.encode(inputs)
+    return model.encoder.encode(inputs)
 
 
 def padded_batch(model: HookedModel, length: int) -> Batch | None:
@@ -93,14 +93,14 @@ def padded_batch(model: HookedModel, length: int) -> Batch | None:
     if isinstance(model.encoder, TranscriptEncoder):
         heard = _heard(model.encoder, *filled())
         # The same for all copies.
-        return model.encode(
+        return model.encoder.encode(
             {name: value[:1].expand_as(value) if value.is_floating_point() else value for name, value in heard.items()}
         )
     inputs = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
     inputs |= _global_tokens(model, inputs["input_ids"], _FILLED + 1)
     if "decoder" in model.stacks:
         inputs |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), filled(), strict=True))
-    return model.encode(inputs)
+    return model.encoder.encode(inputs)
 
 
 def texts_of(model: HookedModel, lengths: Sequence[int]) -> Batch:
@@ -108,7 +108,7 @@ def texts_of(model: HookedModel, lengths: Sequence[int]) -> Batch:
     generator = torch.Generator().manual_seed(SEED + 3)
     ids = torch.randint(0, model.n_vocab, (len(lengths), max(lengths)), generator=generator)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    return model.encode({"input_ids": ids, "attention_mask": mask})
+    return model.encoder.encode({"input_ids": ids, "attention_mask": mask})
 
 
 def beginning_of(batch: Batch, number: int, length: int) -> Batch:

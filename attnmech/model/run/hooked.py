@@ -29,6 +29,7 @@ from ..inputs.embeddings import first_position_of, ignores_zeros_in, token_encod
 from ..inputs.encoder import Encoder, Inputs
 from ..inputs.encoders import encoder_of
 from ..inputs.images import PatchGrid
+from ..inputs.lengths import warn_of_batch, warn_of_length
 from ..inputs.own_inputs import OwnInputs
 from ..inputs.transcripts import TranscriptEncoder
 from ..own.module import NO_TOKENS
@@ -278,7 +279,7 @@ class HookedModel(WiredModel):
                 continuation beyond the model's positions, and for a model without a causal head.
             CertificateError: if the bridge is used and does not compute what the model computes.
         """
-        batch = self.encode(inputs, bos=bos)
+        batch = self.encoded(inputs, bos=bos)
         count = whole_number("max_new_tokens", max_new_tokens, least=1)
         asked: list[PointName] = [points] if isinstance(points, str) else listed("points", points, "a list of names")
         if self.is_own:
@@ -287,15 +288,18 @@ class HookedModel(WiredModel):
             raise InputError(f"{self.name} has no head that continues a text token by token.")
         if (batch if batch.target is None else batch.target).padded:
             raise InputError("all prompts must have the same length: generate cannot pad; give one at a time.")
+        if self.trained_length is not None:
+            longer = (batch if batch.target is None else batch.target).ids.shape[1] + count
+            warn_of_length("the continued text", longer, self.trained_length, "give a smaller `max_new_tokens`")
         in_passes = self.edited or asked or generator is not None or batch.target is not None
         if in_passes or any(map(follows_length, self.modules())):
             sampling, ends = Sampling.of(options, generator), ends_of(self.tokenizer, self.config)
-            return Continuing(self.run, self.encode, self.encoder, ends)(batch, count, sampling, asked)
+            return Continuing(self.run, self.encoded, self.encoder, ends)(batch, count, sampling, asked)
         if differs := [check for check in self.certificate.remarks if check.name == "bridge"]:
             raise CertificateError(
                 f"TransformerLens's bridge computes something else on this model ({differs[0].detail})."
             )
-        return Generated.of(self.encode(self._bridges.continued(batch.ids, count, options)))
+        return Generated.of(self.encoded(self._bridges.continued(batch.ids, count, options)))
 
     def loss(self, inputs: Inputs, *, bos: bool | None = None) -> Float[Tensor, " text"]:
         """The mean cross-entropy of each text's tokens, in nats, which metric="loss" also measures.
@@ -347,18 +351,15 @@ class HookedModel(WiredModel):
         Returns:
             Token ids, texts of tokens, mask and lengths.
 
+        Warns with `LongTextWarning` if a text is longer than those on which the model was trained.
+
         Raises:
             InputError: for a `target` on a model other than an encoder-decoder.
         """
-        require_own_settings(self.device)
-        optional_flag("bos", bos)
-        batch = inputs.on(self.device) if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
-        if target is None:
-            return batch
-        text = self.encoder.text if isinstance(self.encoder, TranscriptEncoder) else self.encoder
-        if not isinstance(text, Encoder) or text.decoder_start is None:
-            raise InputError(f"`target` is the decoder's text in an encoder-decoder; {self.name} is not one.")
-        return text.with_target(batch, target)
+        batch = self.encoded(inputs, target=target, bos=bos)
+        if batch is not inputs:
+            warn_of_batch(batch, self.trained_length)
+        return batch
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
         """The labels of positions with these ids: tokens, patches, or the labels of a user's own module."""
@@ -423,6 +424,18 @@ class HookedModel(WiredModel):
         )
 
     # -- for methods and the certificate -------------------------------------------------------------------
+
+    def encoded(self, inputs: Inputs, *, target: str | Sequence[str] | None = None, bos: bool | None = None) -> Batch:
+        """`encode` without its warning, for callers that cut texts."""
+        require_own_settings(self.device)
+        optional_flag("bos", bos)
+        batch = inputs.on(self.device) if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
+        if target is None:
+            return batch
+        text = self.encoder.text if isinstance(self.encoder, TranscriptEncoder) else self.encoder
+        if not isinstance(text, Encoder) or text.decoder_start is None:
+            raise InputError(f"`target` is the decoder's text in an encoder-decoder; {self.name} is not one.")
+        return text.with_target(batch, target)
 
     def applied(
         self, intervention: Intervention, texts: slice = slice(None), source: slice | Tensor = slice(None)

@@ -16,6 +16,7 @@ from ..attention.attend import IMPLEMENTATION
 from ..attention.in_force import InForce, Part, Pass, Watch
 from ..attention.observed import LayerObserver, RowObserver
 from ..inputs.embeddings import token_embedding, wire_embeddings
+from ..inputs.lengths import trained_length
 from ..parts.packed import is_packed_projection
 from ..parts.weights import as_stored, at_home, matrix_of
 from ..stack.points import ModelPoints, has_head, points_of
@@ -98,6 +99,22 @@ class WiredModel:
     def output_stack(self) -> Stack:
         """The stack from which the model's output comes."""
         return self.stacks["decoder"] if "decoder" in self.stacks else next(iter(self.stacks.values()))
+
+    @cached_property
+    def trained_length(self) -> int | None:
+        """The number of tokens of the longest texts on which its positions were trained, if it also takes longer
+        ones.
+        """
+        if not self.embeds_tokens:
+            return None
+        rotates = any(stack.architecture.rotary is not None for stack in self.stacks.values())
+        return trained_length(self.config, rotates=rotates, model=self._model)
+
+    @property
+    def longest_text(self) -> int | None:
+        """The largest number of tokens that it has positions for and was trained on; None without limit."""
+        limits = [limit for limit in (self.architecture.position_limit, self.trained_length) if limit is not None]
+        return min(limits, default=None)
 
     @property
     def last_stream(self) -> tuple[str, int]:
