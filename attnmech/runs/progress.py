@@ -89,6 +89,15 @@ class Steps:
         self._bar.update(self._task, advance=count)
         _tell(self._bar)
 
+    def reach(self, done: float) -> None:
+        """Sets the number of steps that are done, of which the last may be under way."""
+        self._bar.update(self._task, completed=done)
+        _tell(self._bar)
+
+    def within(self, step: int) -> Callable[[float], None]:
+        """A function to call with the share of a step that is done; steps are numbered from 0."""
+        return lambda share: self.reach(step + share)
+
 
 @contextmanager
 def steps(description: str, total: int | None, *, show: bool) -> Iterator[Steps]:

@@ -1,7 +1,7 @@
 """Projects the points of every head, and measures how well distances in the picture still fit dot products."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...errors import InputError
 from ...maths.ranks import rank_correlation
 from .distances import weighted_correlation
-from .projections import CANNOT_PLACE, METRICS, Projection, project, trustworthiness
+from .projections import CANNOT_PLACE, METRICS, Projection, Watch, project, trustworthiness
 from .token_pairs import Pairs
 
 FITTED: Final = 12_000
@@ -42,14 +42,15 @@ class Projecting:
                 'points: "pca", "umap" or "opentsne".'
             )
 
-    def fit(self, vectors: Float[Tensor, "point d"]) -> Projection:
+    def fit(self, vectors: Float[Tensor, "point d"], watch: Watch = lambda share: None) -> Projection:
         """Fits the projection to a head's points, or to the queries and keys of a sample of its tokens."""
         fitted = vectors[self._fitted(len(vectors))] if self.name != "pca" else vectors
-        return project(self.name, fitted.numpy(), dims=self.dims, perplexity=self.perplexity, seed=self.seed)
+        settings: Any = {"dims": self.dims, "perplexity": self.perplexity, "seed": self.seed}
+        return project(self.name, fitted.numpy(), watch=watch, **settings)
 
-    def points(self, vectors: Float[Tensor, "point d"]) -> Float[Tensor, "point dims"]:
-        """Returns all of a head's points in the picture, in float32."""
-        projection = self.fit(vectors)
+    def points(self, vectors: Float[Tensor, "point d"], watch: Watch) -> Float[Tensor, "point dims"]:
+        """Returns all of a head's points in the picture, in float32; `watch` hears of the share that is done."""
+        projection = self.fit(vectors, watch)
         if len(projection.points) == len(vectors):
             return torch.from_numpy(np.asarray(projection.points, dtype=np.float32))
         assert projection.place is not None

@@ -1,9 +1,11 @@
 """Projects points to 2 or 3 dimensions with scikit-learn (PCA, t-SNE), umap-learn, PaCMAP or openTSNE."""
 
+import io
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, TypeAlias
@@ -15,6 +17,9 @@ from ...errors import InputError
 
 Points: TypeAlias = NDArray[Any]
 """`[point d]`, in float32 or float64."""
+
+Watch: TypeAlias = Callable[[float], None]
+"""Called with the share of a projection's iterations that are done, if the library tells it."""
 
 PROJECTIONS: Final = ("pca", "tsne", "umap", "pacmap", "opentsne")
 
@@ -45,7 +50,9 @@ class Projection:
     """None if the library cannot place further points (`CANNOT_PLACE`)."""
 
 
-def project(name: str, points: Points, *, dims: int, perplexity: float, seed: int) -> Projection:
+def project(
+    name: str, points: Points, *, dims: int, perplexity: float, seed: int, watch: Watch = lambda share: None
+) -> Projection:
     """Projects points `[point d]` to 2 or 3 dimensions, reproducibly for a seed.
 
     Raises `InputError` for too few points, and for a library that is not installed.
@@ -53,7 +60,7 @@ def project(name: str, points: Points, *, dims: int, perplexity: float, seed: in
     check_enough(name, len(points), dims=dims, perplexity=perplexity)
     wide = np.ascontiguousarray(points, dtype=np.float32 if name in ("umap", "pacmap") else np.float64)
     with _quiet():
-        return _BY[name](wide, dims, perplexity, seed)
+        return _BY[name](wide, dims, perplexity, seed, watch)
 
 
 def require_installed(name: str) -> None:
@@ -93,7 +100,7 @@ def trustworthiness(points: Points, projected: Points, metric: str) -> float:
     return float(measured(points, projected, n_neighbors=neighbours, metric=metric))
 
 
-def _pca(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+def _pca(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
     from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 
     count = min(dims, *points.shape)
@@ -107,14 +114,35 @@ def _pca(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
     return Projection(place(points), place)
 
 
-def _tsne(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+class _Iterations(io.TextIOBase):
+    """Hears of the iterations of scikit-learn's t-SNE, which only prints them; all else is printed as before."""
+
+    def __init__(self, printed: Any, iterations: int, watch: Watch) -> None:
+        self._printed, self._iterations, self._watch, self._ends_line = printed, iterations, watch, False
+
+    def write(self, text: str) -> int:
+        """Calls `watch`, whose errors end the projection."""
+        if text.startswith("[t-SNE]"):
+            words = text.split(maxsplit=3)
+            if words[1] == "Iteration":
+                self._watch(int(words[2].rstrip(":")) / self._iterations)
+            self._ends_line = True
+        else:
+            if text != "\n" or not self._ends_line:
+                self._printed.write(text)
+            self._ends_line = False
+        return len(text)
+
+
+def _tsne(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
     from sklearn.manifold import TSNE
 
-    made = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, init="pca", random_state=seed)
-    return Projection(made.fit_transform(points), None)
+    made = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, init="pca", random_state=seed, verbose=2)
+    with redirect_stdout(_Iterations(sys.stdout, made.max_iter, watch)):
+        return Projection(made.fit_transform(points), None)
 
 
-def _umap(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+def _umap(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
     from umap import UMAP  # type: ignore[import-untyped]
 
     # UMAP is reproducible with one thread only.
@@ -128,18 +156,29 @@ def _umap(points: Points, dims: int, perplexity: float, seed: int) -> Projection
     return Projection(placed, place)
 
 
-def _pacmap(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+def _pacmap(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
     from pacmap import PaCMAP  # type: ignore[import-untyped]
 
     made = PaCMAP(n_components=dims, n_neighbors=NEIGHBOURS["pacmap"], random_state=seed)
     return Projection(made.fit_transform(points, init="pca"), None)
 
 
-def _opentsne(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+def _opentsne(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
     from openTSNE import TSNE  # type: ignore[import-untyped]
 
     fast = {"negative_gradient_method": "bh"} if dims > 2 else {}
-    fitted = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, random_state=seed, **fast).fit(points)
+    made = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, random_state=seed, **fast)
+    calls, watching = 0, True
+
+    def hear(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if watching:  # not while further points are placed
+            watch(calls * made.callbacks_every_iters / (made.early_exaggeration_iter + made.n_iter))
+
+    made.callbacks = [hear]
+    fitted = made.fit(points)
+    watching = False
 
     def place(more: Points) -> Points:
         with _quiet():
@@ -149,7 +188,7 @@ def _opentsne(points: Points, dims: int, perplexity: float, seed: int) -> Projec
     return Projection(np.asarray(fitted), place)
 
 
-_BY: Final[dict[str, Callable[[Points, int, float, int], Projection]]] = {
+_BY: Final[dict[str, Callable[[Points, int, float, int, Watch], Projection]]] = {
     "pca": _pca, "tsne": _tsne, "umap": _umap, "pacmap": _pacmap, "opentsne": _opentsne,
 }  # fmt: skip
 

@@ -327,10 +327,10 @@ def _picture(
         # One at a time: several of the libraries are not thread-safe, and start their own threads.
         for place, head in enumerate(embedded):
             if fitted is None:
-                points.append(projecting.points(head.vectors))
+                points.append(projecting.points(head.vectors, bar.within(place)))
             else:
                 points.append(torch.from_numpy(fitted._placer(name, place)(head.vectors.numpy())).float())
-            bar.advance(1)
+            bar.reach(place + 1)
 
     def measured(place: int) -> dict[str, float]:
         head, pairs = embedded[place], embedder.pairs[plan.heads[place][0]]

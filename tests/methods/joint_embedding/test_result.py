@@ -15,7 +15,7 @@ import pytest
 import torch
 from models import hooked
 from scipy.stats import pearsonr, spearmanr
-from sklearn.manifold import trustworthiness
+from sklearn.manifold import TSNE, trustworthiness
 from torch import Tensor
 
 import attnmech as am
@@ -23,6 +23,7 @@ from attnmech.demo.text import documents
 from attnmech.errors import InputError, UnsupportedModelError
 from attnmech.methods.joint_embedding import pictures, token_pairs
 from attnmech.methods.joint_embedding import result as module
+from attnmech.runs.progress import watched
 
 BIDIRECTIONAL = ("bert", "vit")
 
@@ -515,6 +516,36 @@ def test_projections_have_seeds_and_two_of_them_place_near(name: str, monkeypatc
     elif name == "tsne":
         with pytest.raises(InputError, match="sample=30 or less"):
             am.joint_embedding(model, given, **options)
+
+
+@pytest.mark.parametrize("name", ["tsne", "opentsne"])
+def test_progress_within_a_head(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name == "opentsne":
+        pytest.importorskip("openTSNE")
+    model, options = hooked("gpt2"), {"projection": name, "perplexity": 5.0, "heads": [(0, 1), (1, 2)]}
+    seen: list[int] = []
+
+    def watch(kind: str, done: int, total: int | None) -> None:
+        assert kind == f"projecting by {name}" and total == 2
+        print("[mine]")
+        seen.append(done)
+
+    with watched(watch):
+        found = am.joint_embedding(model, texts(), **options)
+    assert seen == sorted(seen) and seen.count(0) > 5 and seen.count(1) > 5 and seen[-1] == 2
+    assert capsys.readouterr().out == "[mine]\n" * len(seen)
+    if name == "tsne":
+        plain = TSNE(metric="cosine", perplexity=5.0, init="pca", random_state=found.seed)
+        wanted = plain.fit_transform(found.vectors[1].double().numpy())
+        assert np.array_equal(found.points[name][1].numpy(), wanted.astype(np.float32))
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with watched(stop), pytest.raises(KeyboardInterrupt):
+        am.joint_embedding(model, texts(), **options)
+    print("heard")
+    assert capsys.readouterr().out == "heard\n"
 
 
 # -- search, anomalies, tables, files -------------------------------------------------------------------------
