@@ -22,6 +22,9 @@ from ..maths.outliers import robust_scores, spread_of
 MOST_LISTED: Final = 8
 """The largest number of numbers on a card; the table has all."""
 
+ROUNDING: Final = 1e-5
+"""Numbers that are this small in every head, or alike to this share, are rounding and say nothing about a head."""
+
 OF_A_NUMBER: Final = ("low", "high", "agreeing", "clear", "clear_size", "one_text")
 """The columns about a number, after its name and "_"; a table with one such number may leave out its name."""
 
@@ -137,7 +140,7 @@ def heads_of(
 
     numbers = [number(name) for name in _numbers_in(frame)]
     known = [number for number in numbers if np.isfinite(number.values).any()] or numbers[:1]
-    varied = [number for number in known if len(set(number.values[np.isfinite(number.values)])) > 1] or known
+    varied = [number for number in known if _differs(number.values)] or known
     types = _types(grid("types")) if letters and "types" in frame else ()
     claimed = [name for of_layer in types for of_head in of_layer for name in of_head]
     return PageHeads(
@@ -148,6 +151,13 @@ def heads_of(
         letters={name: letters[name] for name in sorted(set(claimed), key=lambda name: -claimed.count(name))},
         card=_texts(frame, grid) | {"Furthest from the median head first": number_lines(varied)},
     )
+
+
+def _differs(values: np.ndarray) -> bool:
+    """Whether a number differs between heads by more than rounding."""
+    known = values[np.isfinite(values)]
+    largest = np.abs(known).max(initial=0.0)
+    return bool(largest > ROUNDING and np.ptp(known) > ROUNDING * largest)
 
 
 def _numbers_in(frame: pd.DataFrame) -> list[str]:

@@ -127,6 +127,13 @@ def test_a_number_that_all_heads_share_is_left_to_the_table() -> None:
     assert [number.name for number in heads_of(one, LAYERS[:1], 1, {}, {}).numbers] == ["effect", "size"]
 
 
+def test_rounding_is_not_notable() -> None:
+    """Numbers that are rounding in every head, or that differ by rounding alone, are not on the card or the map."""
+    noise = np.array([3e-7, 1e-8, 9e-7, 2e-8, 4e-7])
+    heads = heads_of(table(change=noise, exact=noise - 1), LAYERS, HEADS, {}, {})
+    assert [number.name for number in heads.numbers] == ["effect", "size"]
+
+
 def test_only_tables_with_a_row_per_head_are_about_heads() -> None:
     frame = table()
     assert is_about_heads(frame) and is_about_heads(frame[:1])

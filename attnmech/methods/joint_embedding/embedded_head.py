@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import UnsupportedModelError
-from ...maths.ranks import rank_correlation
+from ...maths.ranks import plain_correlation, rank_correlation
 from ...maths.softmax import softmax_of
 from ...maths.variance_shares import row_covariances
 from ...model.attention.observed import RowBlock
@@ -118,6 +118,7 @@ class OneHead:
         numbers = {
             "scale": c,
             "correlation": weighted_correlation(distance, product),
+            "plain_correlation": plain_correlation(distance, product),
             "spearman": rank_correlation(distance, product),
             "row_spearman": math.nan,
             "centroid_distance": apart,
@@ -157,6 +158,7 @@ class OneHead:
         numbers = {
             "scale": math.nan,
             "correlation": weighted_correlation(distance, score),
+            "plain_correlation": plain_correlation(distance, score),
             "spearman": rank_correlation(distance, score),
             "row_spearman": row_rank_correlation(distance, score, pairs.query),
             "centroid_distance": math.nan,

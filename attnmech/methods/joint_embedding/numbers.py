@@ -36,6 +36,14 @@ NUMBERS: Final = Statistics(
         printed=True,
     ),
     Number(
+        name="plain_correlation",
+        meaning="Pearson's correlation over all pairs, without weights, before projection. For one query it approaches "
+        "−1 as c grows, whatever the vectors are.",
+        label="correlation, unweighted",
+        reading="between the same distance and product, over all pairs alike",
+        bounds=(-1.0, 1.0),
+    ),
+    Number(
         name="spearman",
         meaning="The rank correlation over all pairs, before projection.",
         label="Spearman",

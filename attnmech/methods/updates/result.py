@@ -7,6 +7,7 @@ Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final, Unpack, cast
 
 import pandas as pd
@@ -222,8 +223,17 @@ class ResidualUpdates(RowMeans):
             return draw.orientation_by_magnitude(magnitude, orientation, attended, view.tokens, side=side, head=head)
         return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
 
-    def show(self, figure: str = "magnitude", *, layer: int | None = None, **options: Any) -> View:
-        """Shows a figure of `plot` about one layer with a control for the layer; `options` are those of `plot`.
+    def show(
+        self,
+        figure: str = "magnitude",
+        *,
+        layer: int | None = None,
+        side: "Side" = "query",
+        head: int | None = None,
+        sequence: int = 0,
+    ) -> View:
+        """Shows a figure of `plot` about one layer with a control for the layer; the other arguments are those of
+        `plot`.
 
         >>> updates.show("orientation", layer=2, side="target")      # doctest: +SKIP
 
@@ -232,7 +242,7 @@ class ResidualUpdates(RowMeans):
         if self.parts is not None or figure in _MAPS:
             raise InputError("this figure is a map of all layers, without a layer to choose; use .plot().")
         return head_picker(
-            lambda *, layer: self.plot(figure, layer=layer, **options),
+            partial(self.plot, figure, side=side, head=head, sequence=sequence),
             {"layer": self.layers},
             chosen={"layer": self.layers[0 if layer is None else self._place_of(layer)]},
             title=figure.replace("_", " ").capitalize(),

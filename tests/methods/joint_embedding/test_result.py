@@ -52,8 +52,8 @@ def q_and_k(model: am.HookedModel, given: Any, layer: int, head: int) -> list[tu
 
 def by_hand(
     vectors: Sequence[tuple[np.ndarray, np.ndarray]], c: float, *, shift: bool, causal: bool, percentile: float = 20.0
-) -> tuple[float, float]:
-    """The weighted correlation and Spearman's, pair by pair."""
+) -> tuple[float, float, float]:
+    """The weighted correlation, Spearman's and Pearson's, pair by pair."""
     mean_q = np.mean(np.concatenate([q * c for q, _ in vectors]), axis=0)
     mean_k = np.mean(np.concatenate([k / c for _, k in vectors]), axis=0)
     distances, products = [], []
@@ -66,7 +66,8 @@ def by_hand(
     tau = np.percentile(distances, percentile)
     near = [(d, p, (tau - d) ** 2) for d, p in zip(distances, products, strict=True) if d < tau]
     cov = np.cov([d for d, _, _ in near], [p for _, p, _ in near], aweights=[w for _, _, w in near])
-    return cov[0, 1] / math.sqrt(cov[0, 0] * cov[1, 1]), float(spearmanr(distances, products).statistic)
+    weighted = cov[0, 1] / math.sqrt(cov[0, 0] * cov[1, 1])
+    return weighted, *(float(measure(distances, products).statistic) for measure in (spearmanr, pearsonr))
 
 
 FAMILIES = ("bloom", "gpt2", "llama", "bert", "qwen3", "gpt_neox", "falcon_multi_query", "gemma2_open")
@@ -94,18 +95,21 @@ def test_correlations_are_those_of_a_loop_over_pairs(name: str, shift: bool) -> 
     last = found.correlation.shape[1] - 1
     for layer, head in [(0, 0), (found.n_layers - 1, last)]:
         c = float(found.scale[layer, head])
-        weighted, ranks = by_hand(q_and_k(model, given, layer, head), c, shift=shift, causal=name not in BIDIRECTIONAL)
+        vectors = q_and_k(model, given, layer, head)
+        weighted, ranks, plain = by_hand(vectors, c, shift=shift, causal=name not in BIDIRECTIONAL)
         assert float(found.correlation[layer, head]) == pytest.approx(weighted, abs=2e-4)
         assert float(found.spearman[layer, head]) == pytest.approx(ranks, abs=2e-4)
+        assert float(found.plain_correlation[layer, head]) == pytest.approx(plain, abs=2e-4)
 
 
 def test_in_float64_the_loop_agrees_to_rounding() -> None:
     model, given = hooked("llama", torch.float64), texts()
     found = am.joint_embedding(model, given)
-    weighted, ranks = by_hand(q_and_k(model, given, 1, 5), float(found.scale[1, 5]), shift=True, causal=True)
+    weighted, ranks, plain = by_hand(q_and_k(model, given, 1, 5), float(found.scale[1, 5]), shift=True, causal=True)
     assert found.vectors.dtype == torch.float64
     assert float(found.correlation[1, 5]) == pytest.approx(weighted, abs=1e-9)
     assert float(found.spearman[1, 5]) == pytest.approx(ranks, abs=1e-9)
+    assert float(found.plain_correlation[1, 5]) == pytest.approx(plain, abs=1e-9)
 
 
 def test_c_is_the_best_of_the_grid() -> None:
