@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..basics.arguments import whole_number
+from ..batch import Batch
 from ..maths.float64 import as_float64, float64_device, put
 from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
 from ..maths.received import Received, neighbours, uniform_attention
@@ -142,6 +143,7 @@ class FocusSums(Reducer):
         """Sums over the batch's texts; the statistics stay separate per text."""
         for of_rows, layers in self._held(state, run).rest():
             self._add_rows(state, of_rows, layers)
+        state = state | _by_token(state, run.batch.keys(run.stack.label))
         kinds = as_float64(torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)))
         received, seen = as_float64(state["received"]), state["seen"].sum(dim=2)
         rate = received.sum(dim=3) / seen.clamp_min(1)[:, :, None]
@@ -165,6 +167,19 @@ class FocusSums(Reducer):
     def merge(self, one: State, other: State) -> State:
         """The sum of both; positions and distances extend to the longer text."""
         return sum_of_states(one, other)
+
+
+def _by_token(state: State, keys: Batch) -> State:
+    """The sums by key, with each text's keys before its padding, so that positions of several texts can be added."""
+    columns = keys.columns.to(state["types"].device)
+    if torch.equal(columns, torch.arange(columns.shape[1], device=columns.device).expand_as(columns)):
+        return {}
+    moved = {"types": state["types"].gather(1, columns)}
+    for name in ("received", "uniform", "seen"):
+        value = state[name]
+        of_texts = columns.reshape(1, len(columns), *[1] * (value.ndim - 3), -1)
+        moved[name] = value.gather(-1, of_texts.expand_as(value))
+    return moved
 
 
 @dataclass(frozen=True)

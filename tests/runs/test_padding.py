@@ -68,6 +68,16 @@ def test_a_result_does_not_depend_on_the_side_of_the_padding(call: str) -> None:
                 np.testing.assert_allclose(result.to_frame()[name], column, rtol=2e-4, atol=2e-5, err_msg=str(name))
 
 
+def test_attention_that_a_position_receives_is_that_of_the_texts_tokens() -> None:
+    model = models.hooked("gpt2")
+    right, *others = (am.attention_focus(model, padded(0, side)) for side in ("right", "left", "both"))
+    for focus in others:
+        assert focus.sink_share() == right.sink_share() > 0
+        for name in ("sink_rate", "received", "received_by_type"):
+            value, longest = getattr(focus, name), getattr(right, name).shape[-1]
+            torch.testing.assert_close(value[..., :longest], getattr(right, name), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 def test_a_mean_by_position_covers_the_positions_of_tokens() -> None:
     model = models.hooked("gpt2")
     by_side = [am.mean_z(model, padded(0, side), per_position=True) for side in ("right", "left", "both")]
