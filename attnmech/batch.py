@@ -221,8 +221,9 @@ class Batch:
         """For each text, the first 64 bits of the SHA-256 of its input without padding: the same for copies."""
         here = self.on(torch.device("cpu"))
         digests = []
+        ids, mask = here.ids.numpy(), here.mask.numpy()
         for row, real in enumerate(here.mask):
-            digest = hashlib.sha256(bytes_of(here.ids[row][real]))
+            digest = hashlib.sha256(ids[row][mask[row]].tobytes())
             for name, value in sorted(here.extra.items()):
                 # All texts share an input with a single row.
                 own = value[row if len(value) == len(here.ids) else 0]

@@ -74,9 +74,9 @@ class RowMeans(WithStatistics, TextResult):
     """Statistics of the rows of some texts: their means, intervals and, for texts run together, every row.
 
     `state` holds "sums" `[statistic class layer head group]` and "counts" `[statistic class layer #head group]`, where
-    a group is one text, or several if there are more than 256; and, for texts run together, "values" `[statistic layer
-    head batch query]`, "valid" `[statistic layer #head batch query]` and "classes" `[batch class query]`. A difference
-    has means, their intervals, and rows; its two `parts` have the rest.
+    a group is one text, or, in a corpus of more than 256, several; and, for texts run together, "values" `[statistic
+    layer head batch query]`, "valid" `[statistic layer #head batch query]` and "classes" `[batch class query]`. A
+    difference has means, their intervals, and rows; its two `parts` have the rest.
     """
 
     STATE: ClassVar[Mapping[str, Any]] = {

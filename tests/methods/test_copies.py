@@ -91,6 +91,14 @@ def require_same(one: Any, other: Any) -> None:
                 assert mine.tolist() == yours.tolist(), name
 
 
+def test_examples_are_of_distinct_texts(model: am.HookedModel) -> None:
+    columns = ["layer", "head", "rank", "value", "window", "position"]
+    once, thrice = (am.examples(model, iter(texts), k=4) for texts in (IDS, [*IDS, *IDS[1:], *IDS[1:]]))
+    pd.testing.assert_frame_equal(once.to_frame()[columns], thrice.to_frame()[columns])
+    halves = thrice.halves()
+    assert int((halves["even_rows"] + halves["odd_rows"]).max()) <= len(IDS)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_tripled_texts_are_no_further_evidence(name: str, model: am.HookedModel) -> None:
     once, thrice = (CALLS[name](model, texts) for texts in (IDS, [*IDS, *IDS[::-1], *IDS]))
@@ -127,11 +135,11 @@ def test_one_pair_twelve_times_confirms_nothing(model: am.HookedModel) -> None:
     found = patched(am.attribute, confirm=3, controls=2)(model, [IDS[0]] * 12)
     assert "whether the 3 strongest hold is unknown; 1 pair is too few" in found.confirmation.lead
     assert not found.clear.any() and not found.clear_size.any() and bool(found.interval()[0].isnan().all())
-    curve = am.faithfulness(model, found_circuit(model), *pairs_of([IDS[0]] * 12), **as_answers([IDS[0]] * 12))
+    curve = am.faithfulness(model, circuit_of(model), *pairs_of([IDS[0]] * 12), **as_answers([IDS[0]] * 12))
     assert curve.lead.startswith("On 12 pairs (1 distinct)") and "nan" not in curve.lead
 
 
-def found_circuit(model: am.HookedModel) -> am.Circuit:
+def circuit_of(model: am.HookedModel) -> am.Circuit:
     return patched(am.attribute, edges=True)(model, IDS[:2]).circuit(20)
 
 

@@ -375,7 +375,7 @@ class DriftSums(Reducer):
         counts = [(valid & of_type).sum(dim=-1).double() for of_type in members]
         by_text: State = {name: here[name] for name in _BY_TEXT if name in here}
         by_text |= {"sums": torch.stack(sums, dim=1), "counts": torch.stack(counts, dim=1)}
-        closed = by_group(by_text, run.batch.contents, _BY_TEXT) | {"units": here["units"]}
+        closed = by_group(by_text, run.batch.digests, _BY_TEXT) | {"units": here["units"]}
         if run.corpus:
             return closed
         rows = {name: here[name] for name in ("types", "nearest", "products") if name in here}

@@ -176,8 +176,8 @@ class HeadExamples(Summed):
             f"{kind}_{name}": hint[Tensor, f"layer head {kind} {further}"]
             for kind in ("strongest", "sampled")
             for name, hint, further in (
-                ("value", Float, ""), ("text", Int, ""), ("position", Int, ""), ("keys", Int, "key"),
-                ("key_ids", Int, "key"), ("weights", Float, "key"), ("window", Int, "window"),
+                ("value", Float, ""), ("text", Int, ""), ("content", Int, ""), ("position", Int, ""),
+                ("keys", Int, "key"), ("key_ids", Int, "key"), ("weights", Float, "key"), ("window", Int, "window"),
             )
         },
     }  # fmt: skip
@@ -276,7 +276,7 @@ class HeadExamples(Summed):
         rows = fields_of("strongest", self.state)
         distinct = strongest_of_groups(rows["value"], bigrams(rows), OFFERS * self.k)
         value = rows["value"].gather(-1, distinct.clamp_min(0)).masked_fill(distinct < 0, -torch.inf)
-        of_texts = strongest_of_groups(value, _taken(rows["text"], distinct), self.k)
+        of_texts = strongest_of_groups(value, _taken(rows["content"], distinct), self.k)
         chosen = {"strongest": _taken(distinct, of_texts)}
         for number, half in enumerate(HALVES):
             text = _taken(rows["text"], self._of_texts)
@@ -291,9 +291,11 @@ class HeadExamples(Summed):
 
     @cached_property
     def _of_texts(self) -> Int[Tensor, "measured head row"]:
-        """The indices of the strongest row of each text among the strongest rows of both halves, highest first."""
-        value, text = self.state["strongest_value"], self.state["strongest_text"]
-        return strongest_of_groups(value, text, value.shape[-1])
+        """The indices of the strongest row of each distinct text among the strongest rows of both halves, highest
+        first.
+        """
+        value, content = self.state["strongest_value"], self.state["strongest_content"]
+        return strongest_of_groups(value, content, value.shape[-1])
 
     @cached_property
     def _relations(self) -> dict[str, Int[Tensor, "measured head row"]]:
@@ -383,7 +385,7 @@ class HeadExamples(Summed):
 
     def halves(self) -> pd.DataFrame:
         """Whether the strongest rows of texts with even numbers and of those with odd numbers attend to keys of the
-        same relation (`Example.relation`): one row per head.
+        same relation (`Example.relation`): one row per head. Copies of a text are one text, that of the first.
 
         `even_rows`, the number of rows; `even_relation`, their most common relation (of equally common ones, the first
         in the order of `Example.relation`); `even_count`, how many have it; the same for "odd"; `distance`, the total

@@ -52,8 +52,8 @@ WINDOW: Final = range(-24, 9)
 """The tokens stored around the query of a row, as distances from it."""
 
 _EMPTY: Final[Mapping[str, float | int]] = {
-    "value": -torch.inf, "text": -1, "position": -1, "keys": -1, "key_ids": -1, "weights": 0.0, "window": -1,
-    "hash": NO_HASH,
+    "value": -torch.inf, "text": -1, "content": 0, "position": -1, "keys": -1, "key_ids": -1, "weights": 0.0,
+    "window": -1, "hash": NO_HASH,
 }  # fmt: skip
 """The fields of a row, with their values where there is no row."""
 
@@ -236,6 +236,7 @@ class _ScoredRows:
         fields = {
             "value": self.value[text, head, row],
             "text": run.documents.to(text.device)[text],
+            "content": run.batch.digests.to(text.device)[text],
             "position": queries.places[text, at_query],
             "keys": torch.where(key >= 0, keys.places[at_key], -1),
             "key_ids": torch.where(is_token, ids, -1),
@@ -342,7 +343,8 @@ def _offers(scored: _ScoredRows, run: Run) -> Rows:
     return {name: x.view(*row.shape, *x.shape[2:]) for name, x in fields.items()}
 
 
-_DTYPES: Final = {"value": torch.float32, "weights": torch.float32, "text": torch.int64, "hash": torch.int64}
+_DTYPES: Final = {"value": torch.float32, "weights": torch.float32, "text": torch.int64, "content": torch.int64,
+                  "hash": torch.int64}  # fmt: skip
 """The dtypes of fields; the others are int32."""
 
 

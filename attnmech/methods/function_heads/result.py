@@ -50,7 +50,7 @@ class FunctionHeads(HeadEffects):
     """What each head writes on average at the last token, after right examples; None if a norm follows the heads."""
     against_foils: Float[Tensor, "layer head text"] | None = None
     """For heads whose effect is clear by itself, the effect on the right answer's logit minus that on another answer's;
-    0 for other heads, and NaN for prompts without such an answer. None if no head was measured."""
+    0 for other heads, and NaN for prompts in which no answer is comparable. None if no head was measured."""
 
     def vector(self, count: int = 10) -> Values:
         """The function vector: the sum of what the `count` heads with the largest effects write, for every layer.
@@ -207,36 +207,38 @@ def function_heads(
         scale = model.output_stack.architecture.attn_scale
         written = by_layer(scale * torch.stack(parts).cpu(), layers, count_layers(model, model.output_stack))
     fields = head_fields(model, chosen, swept, "the mean output on right examples")
-    found = FunctionHeads(**fields, clean=clean.before, written=written)
-    return replace(found, against_foils=_against_foils(model, found, asking, chosen, changes, options))
+    effects = FunctionHeads(**fields, clean=clean.before, written=written)
+    return replace(effects, against_foils=_against_foils(model, effects, asking, chosen, changes, options))
 
 
 def _against_foils(
     model: HookedModel,
-    found: FunctionHeads,
+    effects: FunctionHeads,
     asking: Prompts,
     heads: Sequence[Head],
     changes: Sequence[tuple[Intervention, ...]],
     options: RunOptions,
 ) -> Float[Tensor, "layer head text"] | None:
     """Measures the heads whose effect is clear by itself against foils; None if there are none."""
-    tested = found.clear | found.clear_size
+    tested = effects.clear | effects.clear_size
     chosen = [place for place, head in enumerate(heads) if bool(tested[head])]
     foils = foils_of([prompt.tolist() for prompt in asking.shuffled], asking.answers)
     there = [number for number, foil in enumerate(foils) if foil is not None]
-    if not chosen or not there:
+    if not chosen:
         return None
+    if not there:
+        return torch.full_like(effects.after, torch.nan)
     before = [(replace(changes[place][0], positions=(-1,)),) for place in chosen]
     swept = run_sweep(
         model, [asking.shuffled[number][:-1] for number in there], before, "logit_difference",
         answers=[asking.answers[number] for number in there], against=[foils[number] for number in there],
         engine=options.get("engine", "local"),
     )  # fmt: skip
-    values = torch.zeros_like(found.after)
+    values = torch.zeros_like(effects.after)
     values[..., [number for number, foil in enumerate(foils) if foil is None]] = torch.nan
     for place, effect in zip(chosen, swept.after - swept.before, strict=True):
         values[(*heads[place], there)] = effect
-    return values.masked_fill(found.swept[..., None] == 0, torch.nan)
+    return values.masked_fill(effects.swept[..., None] == 0, torch.nan)
 
 
 def _checked_pairs(examples: Any, shots: int) -> list[Pair]:

@@ -170,7 +170,7 @@ class HeadTypeSums(Reducer):
         here["written_count"] = here["count"][[TYPES.index(name) for name in ANSWERED]][: len(there)]
         for name in ("rows", "there_by_row", "all_by_row", "final_scale"):
             del here[name]
-        return by_group(here, run.batch.contents, BY_TEXT)
+        return by_group(here, run.batch.digests, BY_TEXT)
 
     def merge(self, one: State, other: State) -> State:
         """The sums of both states; distances extend to the longer text."""

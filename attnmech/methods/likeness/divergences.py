@@ -114,10 +114,10 @@ class DivergenceReducer(Reducer):
             text = both.nonzero()[:, 0].to(divergence.device)
             sums = divergence.new_zeros(texts, heads, heads).index_add_(0, text, divergence)
             of_two = {"between": sums.permute(1, 2, 0).cpu(), "sampled": as_float64(both.sum(dim=-1)).cpu()}
-            grouped = by_group(of_two, run.batch.contents, ("between", "sampled"), most)
+            grouped = by_group(of_two, run.batch.digests, ("between", "sampled"), most)
             between.append(grouped["between"])
             sampled.append(grouped["sampled"])
-        grouped_sums = by_group({name: state[name].cpu() for name in _BY_TEXT}, run.batch.contents, _BY_TEXT, most)
+        grouped_sums = by_group({name: state[name].cpu() for name in _BY_TEXT}, run.batch.digests, _BY_TEXT, most)
         groups = len(grouped_sums["groups"])
         empty = torch.zeros(0, heads, heads, groups, dtype=torch.float64)
         return grouped_sums | {

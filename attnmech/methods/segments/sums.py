@@ -102,7 +102,7 @@ class SegmentSums(Reducer):
         by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
         by_text["counts"] = by_text["counts"][0, :, None, None]
         by_text = {name: value.cpu() for name, value in by_text.items()}
-        grouped = by_group(by_text, run.batch.contents, _BY_TEXT)
+        grouped = by_group(by_text, run.batch.digests, _BY_TEXT)
         if run.corpus:
             return grouped
         return grouped | {name: state[name].transpose(1, 2).cpu() for name in _BY_CELL}
