@@ -33,7 +33,7 @@ def by_group(state: State, contents: Int[Tensor, " text"], summed: Sequence[str]
 
 
 def joined(one: State, other: State, summed: Sequence[str], most: int | None = None) -> State:
-    """The sums by group of two states, over any texts."""
+    """The sums by group of two states, over any texts; "first", if it is there, is the smallest number of a text."""
     modulus = torch.minimum(one["modulus"], other["modulus"])
     both = torch.cat((one["groups"], other["groups"]))
     modulus = _modulus(both, modulus, GROUPS if most is None else most)
@@ -48,6 +48,12 @@ def joined(one: State, other: State, summed: Sequence[str], most: int | None = N
             else:
                 whole.index_add_(-1, place, part[name])
         sums[name] = whole
+    if "first" in one:
+        first = groups.new_full(groups.shape, _NO_MODULUS)
+        for part in (one, other):
+            place = torch.searchsorted(groups, part["groups"] % modulus)
+            first.scatter_reduce_(0, place, part["first"], "amin")
+        sums["first"] = first
     return {**sums, "groups": groups, "modulus": modulus}
 
 
@@ -57,7 +63,7 @@ def distinct_texts(state: Mapping[str, Tensor], texts: int) -> int:
 
 
 def _folded(state: State, summed: Sequence[str], most: int | None) -> State:
-    nothing = {name: state[name][..., :0] for name in summed}
+    nothing = {name: state[name][..., :0] for name in (*summed, *({"first"} & state.keys()))}
     empty = {**nothing, "groups": state["groups"][:0], "modulus": state["modulus"]}
     return {**state, **joined(empty, state, summed, most)}
 

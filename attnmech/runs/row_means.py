@@ -47,13 +47,15 @@ def closed(state: State, run: Run) -> State:
     """The state on the CPU: of a corpus, with sums by group of texts instead of sums by text."""
     here = on_cpu(state)
     summed = [name for name in SUMMED if name in here]
-    return by_group(here, run.batch.contents, summed) if run.corpus else _each_alone(here, summed)
+    if not run.corpus:
+        return _each_alone(here, summed)
+    return by_group({**here, "first": run.documents.cpu()}, run.batch.contents, summed)
 
 
 def _each_alone(state: State, summed: Sequence[str]) -> State:
     """A state in which every text that runs with the others is a group, so that two results can be paired by text."""
-    texts = state[summed[0]].shape[-1]
-    return by_group(state, torch.arange(texts), summed, most=texts)
+    number = torch.arange(state[summed[0]].shape[-1])
+    return by_group({**state, "first": number}, number, summed, most=len(number))
 
 
 def sum_of_states(one: State, other: State) -> State:
@@ -84,6 +86,7 @@ class RowMeans(WithStatistics, TextResult):
         "counts": Float[Tensor, "statistic class layer #head group"],
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
+        "first": Int[Tensor, " group"],
         "values": Float[Tensor, "statistic layer head batch row"],
         "valid": Bool[Tensor, "statistic layer #head batch row"],
         "classes": Bool[Tensor, "batch class row"],

@@ -62,10 +62,8 @@ def provenance_schema() -> dict[str, Any]:
         "model": text, "weights": text, "inputs": text, "edits": STRINGS, "tokens": {"type": "array", "items": STRINGS},
         "options": {"type": "object"}, "versions": {"type": "object", "additionalProperties": text},
     }  # fmt: skip
-    required = list(properties)
-    # Files of 0.3.0 and earlier do not have it.
     properties["copies"] = {"type": "array", "items": {"type": "integer"}}
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def saved_kinds() -> dict[str, type[Result]]:

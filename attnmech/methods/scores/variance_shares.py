@@ -190,12 +190,12 @@ class VarianceShares(RowMeans):
 
     @property
     def halves(self) -> tuple[Float[Tensor, "term layer head"], Float[Tensor, "term layer head"]]:
-        """The shares on every other text, and on the rest; copies of a text are in one half."""
-        copies = self.provenance.copies or range(len(self.state["groups"]))
-        rank = {number: place for place, number in enumerate(dict.fromkeys(copies))}
+        """The shares on every other text (or group of texts), and on the rest; copies of a text are in one half."""
+        first = self.provenance.copies or self.state.get("first", torch.arange(len(self.state["groups"]))).tolist()
+        rank = {number: place for place, number in enumerate(sorted(set(first)))}
         halves = []
         for odd in (0, 1):
-            here = [place for place, number in enumerate(copies) if rank[number] % 2 == odd]
+            here = [place for place, number in enumerate(first) if rank[number] % 2 == odd]
             means = [of_groups(self._by_group(name), here).mean for name in ALL_TERMS]
             halves.append(torch.stack([self._by_layer(mean) for mean in means]))
         return halves[0], halves[1]
