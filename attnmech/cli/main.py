@@ -371,7 +371,8 @@ def embed(
             from ..model.files.load import load
 
             step("loading and certifying the model")
-            inputs = corpus_of(file, column) or ([text] if text is not None else documents(64))
+            texts = [text] if text is not None else documents(64)
+            inputs = corpus_of(file, column) or (iter(texts) if truncate else texts)
             hooked = load(model, device=device, dtype=dtype)
             step("finding the types of heads")
             types = head_types(hooked).strongest if hooked.grid is None and len(hooked.stacks) == 1 else {}

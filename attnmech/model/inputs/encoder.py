@@ -209,7 +209,7 @@ class Encoder:
         if self.tokenizer is None:
             raise InputError(
                 "this model was loaded without a tokenizer, so it takes token ids: model.run(torch.tensor([[5, 7]])), "
-                "or load it with one: am.load(model, tokenizer=...)."
+                "or load it with one: am.load(model, tokenizer=...), or a folder that holds it."
             )
 
     def tokenize(

@@ -139,7 +139,7 @@ def require_positions(model: HookedModel) -> None:
     if not any("position" in label for label in model.further_embeddings):
         raise InputError(
             f"`position=True` adds the embedding of each token's position, and {model.name} "
-            f"({model.architecture.name}) has none: its positions act inside attention. Use position=False."
+            f"({model.architecture.name}) has none: its positions act inside attention. Leave it out."
         )
 
 
