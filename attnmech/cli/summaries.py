@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ..basics.nouns import counted
 from .terminal import Column, Rows, Summary, columns_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def summary_of(
     """A result's finding, its table, what was cut, and the files."""
     cut, texts = getattr(result, "truncated", 0), getattr(result, "documents", 0)  # a sweep cuts no text
     count = texts if isinstance(texts, int) else len(texts)
-    notes = [f"{cut} of {count} texts were cut to the model's length."] if cut else []
+    notes = [f"{cut} of {counted(count, noun='text')} were cut to the model's length."] if cut else []
     intervals = str(shown.frame.attrs.get("intervals", ""))
     return Summary(command, model, (result.lead, *further), shown, notes + [intervals] * bool(intervals), outputs.names)
 

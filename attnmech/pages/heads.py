@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from ..basics.nouns import Nouns
+from ..basics.nouns import Nouns, counted
 from ..draw.heads import HeadNumber, PageHeads
 from ..draw.text import percent, signed, visible_token, with_minus_signs
 from ..maths.outliers import spread_of
@@ -281,7 +281,8 @@ class HeadFacts(ABC):
         swept = int(self.effects.swept.sum())
         return Headline(
             f"Zeroing L{layer}H{head}{kind} {'raises' if value > 0 else 'lowers'} the {self.effects.metric} by "
-            f"{abs(value):.2f} nats (95 % interval, corrected for {swept} heads: {low:.2f} to {high:.2f}).",
+            f"{abs(value):.2f} nats (95 % interval, corrected for {counted(swept, noun='head')}"
+            f": {low:.2f} to {high:.2f}).",
             place,
         )
 

@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from ..basics.nouns import TEXT, Nouns
+from ..basics.nouns import TEXT, Nouns, counted
 from ..basics.public import public
 from ..draw.embed import View
 from ..draw.html_file import WritesHtml, returns_page
@@ -331,7 +331,10 @@ class Report(WritesHtml):
         frame = self.scores.to_frame()
         residual, largest = float(frame.residual.max()), float(frame.largest_score.max())
         exactly = f"to within {bound(residual, 2)} (the largest score is {largest:.3g})" if residual else "exactly"
-        return f"{len(frame)} heads on one {self.nouns.text}: the terms of each score add up to it {exactly}."
+        return (
+            f"{counted(len(frame), noun='head')} "
+            f"on one {self.nouns.text}: the terms of each score add up to it {exactly}."
+        )
 
     @property
     def _why(self) -> str:
@@ -341,7 +344,7 @@ class Report(WritesHtml):
         if len(shares) < 2:
             return ""
         first = str(shares.idxmax()).removesuffix("_share").replace("_", "-")
-        where = f"on average over {len(frame)} heads and all rows"
+        where = f"on average over {counted(len(frame), noun='head')} and all rows"
         return f"The {first} term supplies {percent(shares.max(), 0)} of a row's highest score, {where}."
 
     def _repr_html_(self) -> str:

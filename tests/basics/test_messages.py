@@ -8,7 +8,9 @@ import tokenize
 from pathlib import Path
 from typing import Any, Final
 
+import models
 import pytest
+import transformers
 
 import attnmech as am
 from attnmech.basics.messages import warn_user
@@ -82,3 +84,20 @@ def test_no_plain_string_has_braces_that_an_f_string_would_fill() -> None:
     package = Path(am.__file__).parent
     found = {str(path): unfilled(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
     assert len(found) > 300 and {path: braces for path, braces in found.items() if braces} == {}
+
+
+def test_one_thing_is_singular() -> None:
+    config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=32, vocab_size=40)
+    model, ids = (
+        am.load(transformers.GPT2LMHeadModel(config)),
+        models.token_ids("gpt2", batch=1, length=7).clamp(max=39),
+    )
+    results = (
+        am.attention_focus(model, ids), am.residual_updates(model, ids), am.null_attention(model, ids),
+        am.ablate_heads(model, ids), am.head_importance(model, ids), am.examples(model, ids), am.head_types(model, ids),
+        am.odd_heads(model, ids), am.prune_heads(model, ids), am.joint_embedding(model, ids),
+        am.trajectory([model, model], lambda model: am.attention_focus(model, ids)),
+        am.compare(model, model, ids, am.attention_focus),
+    )  # fmt: skip
+    sentences = [repr(model), *map(repr, results), *(result.lead for result in results)]
+    assert [text for text in sentences if re.search(r"\b1 (heads|layers|texts|tokens|measurements)\b", text)] == []

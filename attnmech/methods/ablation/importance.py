@@ -17,6 +17,7 @@ from torch import Tensor
 from ...basics.arguments import finite_number, flag, option, shown
 from ...basics.fields import check_layers
 from ...basics.messages import capitalised
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import Batch, every_bos
 from ...draw.head_maps import effect_map
@@ -165,7 +166,7 @@ class HeadImportance(OverTexts, TextResult):
             signed=self._signed,
         )
         heads = len(self.layers) * self.score.shape[1]
-        beginning = f"{self._opening}{METHODS[self.method]} of {heads} heads on {self._texts}"
+        beginning = f"{self._opening}{METHODS[self.method]} of {counted(heads, noun='head')} on {self._texts}"
         return capitalised(f"{beginning}: {largest}{self._agreement}.")
 
     @property
@@ -175,7 +176,10 @@ class HeadImportance(OverTexts, TextResult):
         if self.exact is None:
             return "; not compared with a sweep"
         heads = int((~self.exact.isnan()).sum())
-        return f"; rank correlation {self.rank_correlation:.2f} with the {self.exact_method} sweep of {heads} heads"
+        return (
+            f"; rank correlation {self.rank_correlation:.2f} with the {self.exact_method} sweep of "
+            f"{counted(heads, noun='head')}"
+        )
 
     @property
     def _n_texts(self) -> int:

@@ -149,7 +149,8 @@ class PruningCurve(OverTexts, PagedResult):
         against = "" if pd.isna(middle["random"]) else f", in random order {signed(middle['random'], '.3g')}"
         part = "" if self.complete else f"; stopped early, after {len(self.order)} of {self.asked} heads"
         return capitalised(
-            f"{self.method} ablation of the {int(middle.removed)} least harmful of {len(self.order)} heads on {texts}: "
+            f"{self.method} ablation of the {int(middle.removed)} least harmful of "
+            f"{counted(len(self.order), noun='head')} on {texts}: "
             f"{signed(middle.effect, '.3g')} {unit_of(self.metric)}{known}{against}; heads chosen on the same "
             f"texts{no_interval(self._distinct)}{part}."
         )
@@ -289,7 +290,7 @@ class _Greedy:
     def _check(self, file: Journal, precision: torch.dtype) -> None:
         """Measures the journal's last step again; raises `JournalError` if the numbers differ."""
         (metric,) = self._measure([tuple(self.order)]).after
-        count = "1 head" if len(self.order) == 1 else f"{len(self.order)} heads"
+        count = counted(len(self.order), noun="head")
         names = [f"the metric of text {number} with {count} ablated" for number in range(len(metric))]
         file.require_same(names, self.after[-1], metric, precision)
 

@@ -268,7 +268,8 @@ class Comparison(PagedResult):
         one, two, three = (float(values[row, head]) for values in (value, low, high))
         span = f" (95 % interval for this head alone: {two:+.3g} to {three:+.3g})" if two <= three else ""
         changed, heads = int(self.clear[number].sum()), int(known.sum())
-        some = f"; {changed} of {heads} heads change{'s' if changed == 1 else ''} clearly" if span else ""
+        changing = f"{changed} of {counted(heads, noun='head')} change{'s' if changed == 1 else ''} clearly"
+        some = f"; {changing}" if span else ""
         if span and distinct < (fewest := fewest_texts(heads)):
             some = f"; a clear change needs at least {fewest} texts"
         return with_minus_signs(

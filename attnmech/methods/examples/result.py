@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, shown, whole_number
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.embed import View
 from ...draw.section import Section
@@ -424,9 +425,10 @@ class HeadExamples(Summed):
         texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
         share, heads = self.share[self.rows > 0], self.rows.numel()
         if not len(share):
-            return f"No row counts in any of {heads} heads ({texts})."
+            return f"No row counts in any of {counted(heads, noun='head')} ({texts})."
         return (
-            f"The {self.k} strongest rows of {heads} heads by {self._meaning} ({texts}): in the median head, "
+            f"The {self.k} strongest rows of {counted(heads, noun='head')} "
+            f"by {self._meaning} ({texts}): in the median head, "
             f"{percent(float(share.median()), 1)} of all rows are at least as strong as the weakest of them."
         )
 

@@ -157,7 +157,8 @@ class Faithfulness(PagedResult):
         # The circuit of the sentence was chosen among several.
         ends = tuple(float(end[place]) for end in (means.simultaneous() if several > 1 else means.interval()))
         kept = (
-            f"{self.sizes[place]} of {self.n_edges} edges keep {float(self.faithfulness[place]):.2f} of the metric"
+            f"{self.sizes[place]} of {counted(self.n_edges, noun='edge')} "
+            f"keep {float(self.faithfulness[place]):.2f} of the metric"
             f"{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} is left "
             "without them"
         )

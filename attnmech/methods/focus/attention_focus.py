@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import index_of, option
-from ...basics.nouns import TEXT, Nouns
+from ...basics.nouns import TEXT, Nouns, counted
 from ...basics.public import public
 from ...draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ...draw.section import Section
@@ -265,10 +265,13 @@ class AttentionFocus(RowMeans):
         known = (
             ""
             if ends is None or bool(ends[0][layer, head].isnan())
-            else f"; 95 % interval, corrected for {len(self.layers) * per_layer} heads: "
+            else f"; 95 % interval, corrected for {counted(len(self.layers) * per_layer, noun='head')}: "
             f"{percent(float(ends[0][layer, head]), 0)} to {percent(float(ends[1][layer, head]), 0)}"
         )
-        over = f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row falls on the"
+        over = (
+            f"Averaged over {counted(len(self.layers) * per_layer, noun='head')}"
+            f", the highest score of a row falls on the"
+        )
         mean, most = (percent(float(value), 0) for value in (self.first_top.nanmean(), self.first_top[layer, head]))
         if self._crosses:
             return (
@@ -307,12 +310,14 @@ class AttentionFocus(RowMeans):
         first, itself = (percent(float(value.nanmean()), 0) for value in (self.first_top, self.self_top))
         if self._crosses:
             return (
-                f"AttentionFocus({self._texts}, {layers} layers × {heads} heads of cross-attention; mean over heads: "
+                f"AttentionFocus({self._texts}, {counted(layers, noun='layer')} × "
+                f"{counted(heads, noun='head')} of cross-attention; mean over heads: "
                 f"highest score at the first key token in {first} of rows, p(1) − p(2) "
                 f"{float(self.concentration.nanmean()):.2f})"
             )
         return (
-            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: highest score at the "
+            f"AttentionFocus({self._texts}, {counted(layers, noun='layer')} × "
+            f"{counted(heads, noun='head')}; mean over heads: highest score at the "
             f"first token in {first} of rows, at the token itself in {itself}, p(1) − p(2) "
             f"{float(self.concentration.nanmean()):.2f})"
         )

@@ -64,7 +64,9 @@ class FunctionHeads(HeadEffects):
         effect = self.effect.nan_to_num(-torch.inf).flatten()
         count = whole_number("count", count, least=1, most=int(self.swept.sum()), most_is="the number of heads")
         total = self.written.flatten(0, 1)[effect.topk(count).indices].sum(dim=0)
-        return Values(dict.fromkeys(self.layers, total[None, None]), f"a function vector of {count} heads")
+        return Values(
+            dict.fromkeys(self.layers, total[None, None]), f"a function vector of {counted(count, noun='head')}"
+        )
 
     @cached_property
     def _means(self) -> TextMeans:
@@ -83,7 +85,7 @@ class FunctionHeads(HeadEffects):
         sentence = super().lead.replace(" texts", " answers").replace("1 text ", "1 answer ")
         if not count:
             return sentence
-        heads = "1 head" if count == 1 else f"{count} heads"
+        heads = counted(count, noun="head")
         return f"{sentence} In {heads}, the change favours the right answer no more clearly than another answer."
 
     @property
@@ -101,7 +103,8 @@ class FunctionHeads(HeadEffects):
     def _about(self) -> str:
         right, shuffled = float(self.clean.mean()), float(self.before.nanmean())
         return with_minus_signs(
-            f"{self._opening}giving each of {int(self.swept.sum())} heads its mean output after right examples, on "
+            f"{self._opening}giving each of {counted(int(self.swept.sum()), noun='head')} "
+            f"its mean output after right examples, on "
             f"{self._prompts} with shuffled ones (ln p of the answer {shuffled:.2f}, after "
             f"right examples {right:.2f})"
         )

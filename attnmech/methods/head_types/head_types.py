@@ -260,16 +260,19 @@ class HeadTypes(TypeScores):
         heads = len(self.layers) * self._heads
         if len(self.state["groups"]) < LEAST_TEXTS:
             return (
-                f"No type is claimed for any of {heads} heads ({self._texts}): a claim needs {LEAST_TEXTS} texts or "
+                f"No type is claimed for any of {counted(heads, noun='head')} "
+                f"({self._texts}): a claim needs {LEAST_TEXTS} texts or "
                 "more."
             )
         count = self._claims.type.value_counts()
         if count.empty:
-            return f"No type is claimed for any of {heads} heads ({self._texts})."
+            return f"No type is claimed for any of {counted(heads, noun='head')} ({self._texts})."
         (first, most), *others = (
             (_IN_WORDS[str(kind)] if number > 1 else _OF_ONE[str(kind)], number) for kind, number in count.items()
         )
-        sentence = ", ".join((f"{most} of {heads} heads {first}", *(f"{number} {words}" for words, number in others)))
+        sentence = ", ".join(
+            (f"{most} of {counted(heads, noun='head')} {first}", *(f"{number} {words}" for words, number in others))
+        )
         needles = ""
         if self.retrieval is not None and "retrieval" in count:
             needles = f"; retrieval on {len(self.retrieval.produced)} texts of {self.retrieval.context} tokens"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...basics.arguments import option, shown, string
 from ...basics.fields import check_layers
+from ...basics.nouns import counted
 from ...draw.figure_page import table_html
 from ...draw.section import Section
 from ...errors import InputError
@@ -405,11 +406,13 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     def lead(self) -> str:
         known = self.numbers["correlation"][~self.numbers["correlation"].isnan()]
         count = len(self.documents)
-        tokens = f"{len(self.labels):,} tokens of {count} {self._unit}{'' if count == 1 else 's'}"
+        tokens = f"{counted(len(self.labels), noun='token')} of {count} {self._unit}{'' if count == 1 else 's'}"
         if not len(known):
             return f"{tokens}: too few query-key pairs to correlate distance and dot product."
         layer, head = self.heads[self._best]
-        several = f"{float(known.mean()):.2f} on average over {len(known)} heads, " if len(known) > 1 else ""
+        several = (
+            f"{float(known.mean()):.2f} on average over {counted(len(known), noun='head')}, " if len(known) > 1 else ""
+        )
         what = "score" if self.geometry == "exact" else "dot product"
         return (
             f"{tokens}: the weighted correlation between distance and {what} is {several}{float(known.min()):.2f} "

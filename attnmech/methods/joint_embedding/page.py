@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Float32
 from scipy.spatial.distance import pdist  # type: ignore[import-untyped]
 
+from ...basics.nouns import counted
 from ...draw.embed import View
 from ...draw.packing import pack_keys, pack_texts, pack_values
 from ...draw.scripts import of_question
@@ -70,8 +71,10 @@ def embedding_section(view: EmbeddingView) -> Section:
 def embedding_view(view: EmbeddingView) -> View:
     """Returns the contents of the page as a view that displays itself in a notebook."""
     heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
-    counted = "1 head" if heads == 1 else f"{heads} heads"
-    summary = f"{counted} of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
+    summary = (
+        f"{counted(heads, noun='head')} of {view.model}, {counted(tokens, noun='token')} "
+        f"from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
+    )
     return View("embedding", view.title, READING, _data(view), (SCRIPT,), summary)
 
 

@@ -339,7 +339,7 @@ class OddHeads(Summed):
                 f"±{self.critical:.3g}{known})"
             )
         return with_minus_signs(
-            f"Of {heads} heads on {texts}, {', '.join(counts)}; {several} of the others "
+            f"Of {counted(heads, noun='head')} on {texts}, {', '.join(counts)}; {several} of the others "
             f"{'is' if several == 1 else 'are'} unusual{most}.{self._longest_range}"
         )
 

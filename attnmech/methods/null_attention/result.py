@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, option
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.chart import at_head
 from ...draw.section import Section
@@ -449,13 +450,13 @@ class NullAttention(TextResult):
             ]
             listed = f": {', '.join(changed[:_NAMED])}{', …' if len(changed) > _NAMED else ''}" if changed else ""
             return (
-                f"{self._opening}{len(changed)} of {len(verdicts)} heads have a different verdict for "
+                f"{self._opening}{len(changed)} of {counted(len(verdicts), noun='head')} have a different verdict for "
                 f"{SINKS[self.sink]} on {self._texts}{listed}."
             )
         counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
         part = "" if self.complete else "; stopped early, incomplete"
         return (
-            f"Verdicts on {len(verdicts)} heads and {SINKS[self.sink]} ({self._texts}; effects within "
+            f"Verdicts on {counted(len(verdicts), noun='head')} and {SINKS[self.sink]} ({self._texts}; effects within "
             f"±{self.delta:g} {unit_of(self.metric)} count as zero): {counts}{self._would_decide}"
             f"{no_interval(self._n_distinct)}{part}."
         )

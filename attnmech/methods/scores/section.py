@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from ...basics.nouns import Nouns
+from ...basics.nouns import Nouns, counted
 from ...draw.attention_maps import MEASURES, VALUE, attention_chart, highest_key
 from ...draw.carried import error_of
 from ...draw.chart import ByChoice, Chart
@@ -84,7 +84,7 @@ def score_sections(
             name="all-heads",
             contents="All heads",
             heading="All heads at a glance",
-            finding=overview or f"{len(view.layers) * heads} heads.",
+            finding=overview or f"{counted(len(view.layers) * heads, noun='head')}.",
             reading="One small map per head, one row of maps per layer. Queries run down, keys across; darker cells "
             "have more attention. Click a map, or move to it with the arrow keys and press Enter, to show "
             f"its head on the rest of the page.{f' {VALUE_WEIGHTED.reading.strip()}' if weighted else ''}",

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import option, shown
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -171,10 +172,10 @@ class Trajectory(PagedResult):
     @property
     def lead(self) -> str:
         """The head that changes most in the first measurement that changes."""
-        beginning = f"{len(self.columns)} measurements of {len(self.layers)} heads at"
+        beginning = f"{counted(len(self.columns), noun='measurement')} of {counted(len(self.layers), noun='head')} at"
         if len(self.steps) == 1:
             return f"{beginning} one checkpoint, {self.steps[0]}."
-        run = f"{beginning} {len(self.steps)} checkpoints, {self.steps[0]} to {self.steps[-1]}"
+        run = f"{beginning} {counted(len(self.steps), noun='checkpoint')}, {self.steps[0]} to {self.steps[-1]}"
         for name in self._shown:
             values = self.of(name)
             spread = values.nan_to_num(-torch.inf).amax(dim=0) - values.nan_to_num(torch.inf).amin(dim=0)

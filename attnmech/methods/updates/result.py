@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, listed, member, option
 from ...basics.axes import spread
-from ...basics.nouns import TEXT, Nouns
+from ...basics.nouns import TEXT, Nouns, counted
 from ...basics.public import public
 from ...draw.embed import View
 from ...draw.head_picker import head_picker
@@ -347,7 +347,8 @@ class ResidualUpdates(RowMeans):
             return super().__repr__()
         layers, heads = len(self.layers), self.magnitude.shape[1]
         return (
-            f"ResidualUpdates({self._texts}, {layers} layers × {heads} heads; mean magnitude "
+            f"ResidualUpdates({self._texts}, {counted(layers, noun='layer')} × "
+            f"{counted(heads, noun='head')}; mean magnitude "
             f"{float(self.magnitude.nanmean()):.3g} of the stream's norm, mean cosine "
             f"{float(self.orientation.nanmean()):+.2f})"
         )

@@ -6,6 +6,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...basics.nouns import counted
 from ...errors import InputError, UnsupportedModelError
 from ...points import full_name
 from ..attention.attend import Site
@@ -70,8 +71,8 @@ class Stack:
         """The numbers of layers and heads: "12 layers × 12 heads (4 kv heads)"."""
         label = f"{self.label} " if self.label else ""
         kv = "" if self.n_kv_heads == self.n_heads else f" ({self.n_kv_heads} kv heads)"
-        kind = "layers with attention" if self.architecture.hybrid else "layers"
-        return f"{label}{self.n_layers} {kind} × {self.n_heads} heads{kv}"
+        kind = " with attention" if self.architecture.hybrid else ""
+        return f"{label}{counted(self.n_layers, noun='layer')}{kind} × {counted(self.n_heads, noun='head')}{kv}"
 
     def point(self, name: str) -> str:
         """The full name of a point of this stack: "pattern", or "cross.pattern" in a model with several stacks."""
