@@ -78,7 +78,9 @@ def same_patterns(probe: Probe) -> Check | Statement:
         # factor.
         scores = probe.at(run, "scores", layer).masked_fill(~probe.block(run, layer).visible, 0.0)
         largest = scores.abs().amax(dim=-1, keepdim=True)
-        factor = torch.expm1(steps_rounding(probe.model.dtype) * largest)
+        # Even in a float64 model, it rounds scores to float32 for the softmax.
+        rounding = max(steps_rounding(probe.model.dtype), torch.finfo(torch.float32).eps)
+        factor = torch.expm1(rounding * largest)
         allowed = probe.whole * theirs.sum(dim=-1, keepdim=True) + factor * torch.maximum(ours, theirs)
         yield probe.compared(run, layer, ours, theirs, allowed, keep)
 

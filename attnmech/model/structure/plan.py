@@ -119,7 +119,9 @@ def _with_heads(plan: Architecture, config: Config) -> Architecture:
         raise WeightsError(f"a config must ask for at least one head; this one asks for {heads} ({kv_heads} for keys).")
     if heads % kv_heads:
         raise WeightsError(f"the config's {heads} heads must be a multiple of its {kv_heads} heads of keys and values.")
-    return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
+    # transformers makes a decoder's mask bidirectional by this setting, as in today's embedding models.
+    causal = plan.causal and getattr(config, "is_causal", True) is not False
+    return replace(plan, n_heads=heads, n_kv_heads=kv_heads, causal=causal)
 
 
 def _towers(model: PreTrainedModel) -> list[str]:

@@ -15,6 +15,9 @@ from .traced import Call, by_token, same
 _LEAST: Final = 1e-2
 """The smallest factor of an addition to the stream that counts: with a factor of 0, any value would fit."""
 
+_EXACT: Final = 1e-12
+"""Factors that differ relatively by no more than this are the same, measured in a float64 model."""
+
 _Stream = Float[Tensor, "batch position features"]
 
 
@@ -24,6 +27,16 @@ class Fit:
 
     factors: Sequence[float]
     apart: float
+
+
+def _as_stored(named: float, measured: float) -> float:
+    """A named factor or, if the measured one is its value in a lower precision, that value.
+
+    A float64 model may hold a parameter that was made in float32, such as a layer scale of 0.1 (BEiT).
+    """
+    stored = (float(torch.tensor(named, dtype=kind)) for kind in (torch.float32, torch.float16, torch.bfloat16))
+    values = (value for value in (named, *stored) if abs(value - measured) <= _EXACT * abs(value))
+    return next(values, named)
 
 
 class StreamSums:
@@ -113,7 +126,9 @@ class StreamSums:
         if bool((factors.abs() < _LEAST).any()) or apart > min(slack, added / 2):
             return None
         within = (slack / columns.norm(dim=0)).tolist()
-        named = [self._factors.named(r, within=off) for r, off in zip(factors.tolist(), within, strict=True)]
+        named = [
+            _as_stored(self._factors.named(r, within=off), r) for r, off in zip(factors.tolist(), within, strict=True)
+        ]
         return Fit(named, apart)
 
     def writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:

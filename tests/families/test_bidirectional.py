@@ -1,0 +1,64 @@
+"""Decoders run in both directions, large scores and layer scales are proven as any other model's."""
+
+from typing import Any
+
+import models
+import pytest
+import tiny
+import torch
+import transformers
+
+import attnmech as am
+
+SIZES = {
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40,
+    "image_size": [32, 32], "patch_size": [8, 8],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "lfm2", "gpt_neox", "bloom"])
+def test_a_decoder_with_a_bidirectional_mask_is_certified(kind: str) -> None:
+    plain = tiny.model_of(kind)
+    ids = torch.randint(10, 90, (2, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    with torch.no_grad():
+        causal = plain(ids, attention_mask=mask).logits
+        plain.config.is_causal = False
+        theirs = models.in_attention(plain, "eager")(ids, attention_mask=mask, output_attentions=True)
+    assert (theirs.logits - causal)[0].abs().max() > 0.5
+    model = am.load(plain)
+    assert model.certificate.ok and not model.causal
+    acts = model.run({"input_ids": ids, "attention_mask": mask}, points=["pattern", "logits"])
+    real = mask.bool()
+    torch.testing.assert_close(acts.logits[real], theirs.logits[real], atol=2e-5, rtol=1e-5)
+    patterns = [pattern for pattern in theirs.attentions if pattern is not None]
+    for layer, pattern in zip(model.stack().layers, patterns, strict=True):
+        rows = real[:, None, :, None]
+        torch.testing.assert_close(acts["pattern", layer] * rows, pattern * rows, atol=1e-5, rtol=0)
+        assert float(acts["pattern", layer][0].triu(1).max()) > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [10.0, 35.0, 100.0])
+def test_a_head_with_large_scores_is_certified(dtype: torch.dtype, size: float) -> None:
+    """Eager attention rounds scores of about -10 size² / 8 to float32, also in a float64 model."""
+    plain = tiny.model_of("opt", dtype=dtype)
+    attention = plain.model.decoder.layers[1].self_attn
+    with torch.no_grad():
+        attention.q_proj.bias[:8] += 2 * size
+        attention.k_proj.bias[:8] -= 2 * size
+    assert am.load(plain).certificate.ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["BeitModel", "InternVLVisionModel"])
+def test_a_layer_scale_made_in_float32_is_read_exactly(kind: str, dtype: torch.dtype) -> None:
+    made: Any = getattr(transformers, kind)
+    square = {} if kind.startswith("Intern") else {"image_size": 32, "patch_size": 8}
+    config = made.config_class(**SIZES | square)
+    torch.manual_seed(0)
+    model = am.load(made(config).to(dtype).eval())
+    assert model.certificate.ok
+    if dtype == torch.float64:
+        assert model.architecture.attn_scale == float(torch.tensor(0.1))
