@@ -1,7 +1,8 @@
 """Converts answers (the tokens that should follow texts), given as strings or ids, to ids."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
+from unicodedata import category
 
 import torch
 from jaxtyping import Int
@@ -10,8 +11,9 @@ from torch import Tensor
 from ..basics.arguments import dense, index_of, listed, shown
 from ..basics.messages import warn_user
 from ..errors import InputError
-from ..model.parts.pieces import read_piece, texts_of_pieces
+from ..model.parts.pieces import token_texts
 from ..model.run.hooked import HookedModel
+from .in_context import ending, following
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | None
 """One token per text: its string with the leading space, or its id. A token outside a list is the answer for every
@@ -25,10 +27,13 @@ class AnswerWarning(UserWarning):
     """An answer lacks its leading space; with the space, it would be a different single token."""
 
 
-def answer_ids(model: HookedModel, name: str, answers: Any, texts: int) -> Int[Tensor, " text"]:
-    """One token id per text, or one for all; raises `InputError` if an answer is not a single token.
+def answer_ids(
+    model: HookedModel, name: str, answers: Any, texts: int, prompts: Sequence[Sequence[int]] | None = None
+) -> Int[Tensor, " text"]:
+    """One token id per text, each the token of the answer after its prompt; raises `InputError` if that is not one.
 
     Warns with `AnswerWarning` if a word lacks its leading space, and would be a different single token with it.
+    `prompts` holds the ids of the texts; without them, an answer is a token of the vocabulary.
     """
     wanted = "one token per text, such as [' Tom'], or one for all, ' Tom'"
     if isinstance(answers, Tensor):
@@ -41,13 +46,20 @@ def answer_ids(model: HookedModel, name: str, answers: Any, texts: int) -> Int[T
         )
     if any(isinstance(answer, list | tuple) for answer in answers):
         raise InputError(f"`{name}` must be {wanted}; got {shown(answers)}. The token to compare with is `against`.")
-    ids = [_token_id(model, name, answer) if isinstance(answer, str) else answer for answer in answers]
+    ids = [
+        _token_id(model, name, answer, before) if isinstance(answer, str) else answer
+        for answer, before in zip(answers * (texts if for_all else 1), _each(prompts, texts), strict=True)
+    ]
     checked = [index_of(name, token, model.n_vocab, "the model's vocabulary") for token in ids]
-    return torch.tensor(checked * (texts if for_all else 1), device=model.device)
+    return torch.tensor(checked, device=model.device)
 
 
-def answer_tokens(model: HookedModel, answers: Any, texts: int) -> Int[Tensor, "text longest"]:
-    """The ids of each text's answer, one or several, at the end of its row; -1 before them."""
+def answer_tokens(
+    model: HookedModel, answers: Any, texts: int, prompts: Sequence[Sequence[int]] | None = None
+) -> Int[Tensor, "text longest"]:
+    """The ids of each text's answer, one or several, at the end of its row; -1 before them. `prompts` holds the ids of
+    the texts, which end with the answers.
+    """
     wanted = "one answer per text, such as [' New York'], or one for all, ' New York'"
     for_all = isinstance(answers, (str, int))
     if isinstance(answers, Tensor):
@@ -57,17 +69,23 @@ def answer_tokens(model: HookedModel, answers: Any, texts: int) -> Int[Tensor, "
         raise InputError(
             f"`answers` must be {wanted}; got {len(answers)} for {texts} {'text' if texts == 1 else 'texts'}."
         )
-    rows = [_all_ids(model, answer) for answer in answers]
+    rows = [_all_ids(model, *pair) for pair in zip(answers, _each(prompts, texts), strict=True)]
     longest = max(map(len, rows))
     return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], device=model.device)
 
 
-def _all_ids(model: HookedModel, answer: Any) -> list[int]:
+def _each(prompts: Sequence[Sequence[int]] | None, texts: int) -> Sequence[Sequence[int] | None]:
+    return [None] * texts if prompts is None else prompts
+
+
+def _all_ids(model: HookedModel, answer: Any, text: Sequence[int] | None) -> list[int]:
     """The ids of one answer, given as a string, an id or a list of ids."""
     if isinstance(answer, str):
         if model.tokenizer is None:
             raise InputError("`answers` must be token ids: this model was loaded without a tokenizer.")
-        ids = list(model.tokenizer(answer, add_special_tokens=False)["input_ids"])
+        end = None if text is None else ending(model.tokenizer, text, answer)
+        # A text that does not end with the answer is refused with its tokens (`Metric.rows`).
+        ids = list(model.tokenizer(answer, add_special_tokens=False)["input_ids"]) if end is None else end
     else:
         ids = [answer] if isinstance(answer, int) else listed("answers", answer, "strings, ids or lists of ids")
     if not ids:
@@ -75,23 +93,43 @@ def _all_ids(model: HookedModel, answer: Any) -> list[int]:
     return [index_of("answers", token, model.n_vocab, "the model's vocabulary") for token in ids]
 
 
-def _token_id(model: HookedModel, name: str, text: str) -> int:
+def _token_id(model: HookedModel, name: str, text: str, before: Sequence[int] | None) -> int:
+    """The token of a text after the tokens `before`; without them, the token of the text alone."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise InputError(f"`{name}` must be token ids: this model was loaded without a tokenizer.")
-    made = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(made) != 1:
+    alone = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    made = following(tokenizer, before, text)
+    spaced = following(tokenizer, before, f" {text}") if text[:1].isalnum() else made
+    last = "".join(token_texts(tokenizer, before[-1:] if before else ()))[-1:] or "a"
+    if made is None and last.isspace():
         raise InputError(
-            f"`{name}` must be single tokens; {text!r} becomes {len(made)}: "
-            f"{list(texts_of_pieces([read_piece(tokenizer, token) for token in made]))}. Check the leading space, or "
-            'score the whole answer: metric="log_probability", on texts that end with it.'
+            f"`{name}`: the tokenizer joins {text!r} with the space at the end of its text. End the text before the "
+            f"space, and give {' ' + text!r}."
         )
-    spaced = tokenizer(f" {text}", add_special_tokens=False)["input_ids"] if text[0].isalnum() else made
-    if len(spaced) == 1 and spaced[0] not in (made[0], tokenizer.unk_token_id):
+    if _is_one(made, tokenizer, text):
+        chosen = made[0]
+    elif _is_one(alone, tokenizer, text) and (before is None or _is_one(spaced, tokenizer, text)):
+        chosen = alone[0]
+    else:
+        pieces = alone if made is None or len(made) == 1 else made
+        raise InputError(
+            f"`{name}` must be single tokens; {text!r} becomes {len(pieces)}: {list(token_texts(tokenizer, pieces))}. "
+            'Check the leading space, or score the whole answer: metric="log_probability", on texts that end with it.'
+        )
+    opens = last.isspace() or last in "\"'" or category(last) in ("Ps", "Pi")
+    if not opens and _is_one(spaced, tokenizer, text) and spaced[0] != chosen:
         warn_user(
-            f"`{name}`: both {text!r} (id {made[0]}) and {' ' + text!r} (id {spaced[0]}) are single tokens; "
+            f"`{name}`: both {text!r} (id {chosen}) and {' ' + text!r} (id {spaced[0]}) are single tokens; "
             f"{text!r} is used, as given. Within a sentence, the word is {' ' + text!r}: give that instead, or the id "
-            f"{made[0]} to keep {text!r} without this warning.",
+            f"{chosen} to keep {text!r} without this warning.",
             AnswerWarning,
         )
-    return int(made[0])
+    return chosen
+
+
+def _is_one(ids: list[int] | None, tokenizer: Any, text: str) -> TypeGuard[list[int]]:
+    """Whether these ids are one token, which the vocabulary has."""
+    if ids is None or len(ids) != 1:
+        return False
+    return ids[0] != tokenizer.unk_token_id or bool(tokenizer.convert_ids_to_tokens(ids[0]) == text.strip())

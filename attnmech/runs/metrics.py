@@ -79,16 +79,27 @@ class Metric:
     """Whether a function is tried on these texts (`require_own_texts`): only on those with the first text."""
 
     @classmethod
-    def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
-        """A metric for these texts; raises `InputError` if it is meaningless for the texts or the model."""
+    def of(
+        cls,
+        model: HookedModel,
+        metric: MetricLike,
+        answers: Answers,
+        against: Answers,
+        texts: int,
+        prompts: Sequence[Sequence[int]] | None = None,
+    ) -> "Metric":
+        """A metric for these texts; raises `InputError` if it is meaningless for the texts or the model.
+
+        `prompts` holds the ids of the texts, after which answers are tokenized.
+        """
         if model.points["logits"].absent is not None:
             raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
         if model.predicts == "output":
             return cls._of_output(model, metric, answers, against, texts)
         if isinstance(metric, str) and metric == "log_probability":
-            return cls._of_endings(model, answers, against, texts)
-        right = None if answers is None else answer_ids(model, "answers", answers, texts)
-        wrong = None if against is None else answer_ids(model, "against", against, texts)
+            return cls._of_endings(model, answers, against, texts, prompts)
+        right = None if answers is None else answer_ids(model, "answers", answers, texts, prompts)
+        wrong = None if against is None else answer_ids(model, "against", against, texts, prompts)
         if wrong is not None and right is None:
             raise InputError("`against` needs `answers`, the tokens to compare with it.")
         if callable(metric):
@@ -138,7 +149,14 @@ class Metric:
         return cls(metric, _OF_OUTPUT[metric], right, of_output=True)
 
     @classmethod
-    def _of_endings(cls, model: HookedModel, answers: Answers, against: Answers, texts: int) -> "Metric":
+    def _of_endings(
+        cls,
+        model: HookedModel,
+        answers: Answers,
+        against: Answers,
+        texts: int,
+        prompts: Sequence[Sequence[int]] | None,
+    ) -> "Metric":
         if answers is None or against is not None:
             raise InputError(
                 'metric="log_probability" needs `answers`, with which the texts end, and takes no `against`; to '
@@ -148,7 +166,7 @@ class Metric:
             raise InputError(
                 'metric="log_probability" is for models that predict the next token; this model can see it.'
             )
-        return cls("log_probability", endings=answer_tokens(model, answers, texts))
+        return cls("log_probability", endings=answer_tokens(model, answers, texts, prompts))
 
     def copies(self, contents: Sequence[Hashable]) -> tuple[int, ...]:
         """Which texts are copies (`copies_of`): texts with the same content and the same answers."""

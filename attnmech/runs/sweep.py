@@ -120,7 +120,8 @@ class Sweeps:
         )
         parts = batches_of(model, inputs, self._engine.text_tokens, bos)
         self.texts = sum(len(part.documents) for part in parts)
-        judge = Metric.of(model, metric, answers, against, self.texts)
+        prompts = None if answers is None else prompts_of(parts, self.texts, model.output_stack.label)
+        judge = Metric.of(model, metric, answers, against, self.texts, prompts)
         for part in parts:
             self._engine.check(part.batch)
         self._judged = JudgedTexts.of(parts, judge, self._engine.text_tokens)
@@ -232,6 +233,16 @@ def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tup
         for number, row, real in zip(part.documents.tolist(), batch.tokens, batch.mask.tolist(), strict=True):
             rows[number] = tuple(compress(row, real))
     return tuple(rows)
+
+
+def prompts_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> list[list[int]]:
+    """The ids of the query tokens of each text, in one stack of the model."""
+    rows: list[list[int]] = [[]] * texts
+    for part in parts:
+        batch = part.batch.queries(stack)
+        for number, ids, real in zip(part.documents.tolist(), batch.ids, batch.mask, strict=True):
+            rows[number] = ids[real].tolist()
+    return rows
 
 
 class Record:

@@ -43,7 +43,7 @@ from ...runs.layers import count_layers
 from ...runs.metrics import Metric, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.progress import steps
-from ...runs.sweep import batches_of, tokens_of
+from ...runs.sweep import batches_of, prompts_of, tokens_of
 
 METHODS: Final = {
     "michel": "|z·∂L/∂z|",
@@ -273,7 +273,8 @@ def head_importance(
     at_once = tokens_at_once(model, memory)
     parts = batches_of(model, reread(inputs), at_once, bos)
     texts = sum(len(part.documents) for part in parts)
-    judge = Metric.of(model, metric, answers, against, texts)
+    prompts = None if answers is None else prompts_of(parts, texts, stack.label)
+    judge = Metric.of(model, metric, answers, against, texts, prompts)
     judge.require_gradient()
     tokens = tokens_of(parts, texts, stack.label)
     begin = every_bos(part.batch.bos for part in parts)

@@ -22,7 +22,7 @@ from ...runs.metrics import Metric, MetricLike
 from ...runs.progress import steps as progress_bar
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.relevance import relevance_rules
-from ...runs.sweep import batches_of
+from ...runs.sweep import batches_of, prompts_of
 from .formulas import METHODS
 from .sums import Estimator
 
@@ -59,7 +59,8 @@ class Comparison:
                 'method="integrated" moves the input of one stack, and this model has several; use method="gradient".'
             )
         pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
-        judge = Metric.of(model, metric, options.get("answers"), options.get("against"), len(pairs.lengths))
+        count, prompts = len(pairs.lengths), prompts_of(pairs.clean, len(pairs.lengths), pairs.stack)
+        judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count, prompts)
         judge.require_gradient()
         if judge.mask_id is not None:
             raise InputError(

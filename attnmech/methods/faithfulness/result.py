@@ -38,7 +38,7 @@ from ...runs.metrics import SAME_METRIC, Metric, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.residual_graph import OF_SENDERS, graph_of
-from ...runs.sweep import batches_of, tokens_of
+from ...runs.sweep import batches_of, prompts_of, tokens_of
 from .figures import faithfulness_curve
 from .formulas import trapezoid
 
@@ -282,7 +282,8 @@ def faithfulness(
     at_once = max(1, int(memory * 1e9 / (4 * 4 * len(graph.senders) * model.d_model)))
     parts = batches_of(model, inputs, at_once, bos)
     count = sum(len(part.documents) for part in parts)
-    judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count)
+    ids = prompts_of(parts, count, model.output_stack.label)
+    judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count, ids)
     copies = judge.copies(contents_of(parts) if contents is None else contents)
     if judge.mask_id is not None:
         raise InputError('the loss of a masked language model is measured on masked copies; use "logit_difference".')

@@ -131,7 +131,7 @@ def _gradient_flow(
     batch, stack = model.encode(inputs, bos=bos), model.output_stack
     _require_one(len(batch.ids))
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
-    judge = Metric.of(model, metric, answers, against, 1)
+    judge = Metric.of(model, metric, answers, against, 1, [batch.queries(stack.label).ids[0].tolist()])
     judge.require_gradient()
     length = batch.ids.shape[1]
     size = len(chosen) * (4 * stack.n_heads + 1) * length**2 * torch.promote_types(model.dtype, torch.float32).itemsize

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...model.run.hooked import HookedModel
+from ...runs.in_context import divided
 
 Pair = tuple[str, str]
 """(question, answer)."""
@@ -43,22 +44,18 @@ def prompts_of(
         while len({y for _, y in examples}) < 2 <= len({y for _, y in others}):
             examples = drawn.sample(others, shots)
         question, answer = pairs[asked]
-        token = first_token(model, template, answer)
         wrong = _deranged([example_answer for _, example_answer in examples], drawn)
-        asks = template.partition("{y}")[0].format(x=question).rstrip(" ")
+        asks = template.partition("{y}")[0].format(x=question)
+        tokens = set[int]()
         for prompts, given_answers in ((right, [y for _, y in examples]), (shuffled, wrong)):
             shown = "".join(template.format(x=x, y=y) for (x, _), y in zip(examples, given_answers, strict=True))
-            ids = model.encode(shown + asks, bos=bos).ids[0].cpu()
-            prompts.append(torch.cat([ids, torch.tensor([token])]))
+            ids, token = divided(model, shown + asks, answer, bos)
+            prompts.append(torch.tensor([*ids, token]))
+            tokens.add(token)
+        if len(tokens) > 1:
+            raise InputError(f"the first token of {answer!r} depends on the examples before it; give other pairs.")
         answers.append(token)
     return Prompts(right, shuffled, answers)
-
-
-def first_token(model: HookedModel, template: str, answer: str) -> int:
-    """The first token of an answer, with the space that the template puts before it."""
-    space = " " if template.partition("{y}")[0].endswith(" ") else ""
-    ids = model.encode(space + answer, bos=False).ids[0]
-    return int(ids[0])
 
 
 def _deranged(answers: list[str], drawn: Random) -> list[str]:

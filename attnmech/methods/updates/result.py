@@ -20,6 +20,7 @@ from ...basics.arguments import index_of, listed, member, option
 from ...basics.axes import spread
 from ...basics.nouns import TEXT, Nouns, counted
 from ...basics.public import public
+from ...batch import Batch
 from ...draw.embed import View
 from ...draw.head_picker import head_picker
 from ...draw.numbers import Side, UpdateNumbers
@@ -99,18 +100,20 @@ def residual_updates(
     towards = None
     if answers is not None:
         inputs = model.encode(cast(Inputs, inputs), bos=options.get("bos"))
-        towards = _directions(model, len(inputs.ids), answers, against)
+        towards = _directions(model, inputs, answers, against)
     elif against is not None:
         raise InputError("`against` needs `answers`, the tokens to compare with.")
     (result,) = stream(model, inputs, [UpdateReducer(towards)], layers=layers, stack=stack, **options)
     return result
 
 
-def _directions(model: HookedModel, texts: int, answers: Answers, against: Answers) -> "Towards":
+def _directions(model: HookedModel, inputs: Batch, answers: Answers, against: Answers) -> "Towards":
     unembedding = unembedding_of(model)
+    batch = inputs.queries(model.output_stack.label)
+    prompts = [ids[real].tolist() for ids, real in zip(batch.ids, batch.mask, strict=True)]
     model.points.resolve(["logits"], None, model.refused)
     tokens = [
-        None if wanted is None else answer_ids(model, name, wanted, texts)
+        None if wanted is None else answer_ids(model, name, wanted, len(prompts), prompts)
         for name, wanted in (("answers", answers), ("against", against))
     ]
     assert tokens[0] is not None

@@ -88,6 +88,11 @@ def texts_of_pieces(pieces: Pieces) -> tuple[str, ...]:
     return _written(pieces, _label)
 
 
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
+    """The labels of token ids."""
+    return texts_of_pieces([read_piece(tokenizer, token) for token in ids])
+
+
 def characters_of(batch: Batch) -> tuple[tuple[str, ...], ...]:
     """The characters of each token; a character that is divided among tokens belongs to all of them.
 

@@ -1,0 +1,106 @@
+"""Tokens of answers where they stand in a text, against the tokens of the whole text."""
+
+import warnings
+from functools import cache
+from typing import Any
+
+import models
+import pytest
+import torch
+import transformers
+from tokenizing import byte_level, sentencepiece, wordpiece
+
+import attnmech as am
+from attnmech.errors import InputError
+from attnmech.methods.function_heads.prompts import prompts_of
+from attnmech.runs.answers import AnswerWarning, answer_ids, answer_tokens
+
+WORDS = ("▁the", "▁cat", "▁Tom", "Tom", "▁sat", "A:", "▁A:")
+TOKENIZERS: dict[str, Any] = {
+    "llama": lambda: sentencepiece(*WORDS),
+    "llama 2": lambda: sentencepiece(*WORDS, prepends=True),
+    "byte-level": lambda: byte_level(400),
+}
+
+
+@cache
+def with_tokenizer(name: str) -> am.HookedModel:
+    """A small Llama with one of the tokenizers."""
+    sizes = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 3}
+    config = transformers.LlamaConfig(vocab_size=512, max_position_embeddings=128, **sizes)
+    return am.load(transformers.LlamaForCausalLM(config).eval(), tokenizer=TOKENIZERS[name]())
+
+
+def names(model: am.HookedModel, ids: Any) -> list[str]:
+    return list(model.tokenizer.convert_ids_to_tokens([int(token) for token in ids]))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama 2"])
+def test_an_answer_is_the_token_after_its_text(name: str) -> None:
+    model = with_tokenizer(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for text, answer, expected in (
+            ("the cat", " Tom", "▁Tom"),
+            ("the cat\n", "Tom", "Tom"),
+            ('the "', "Tom", "Tom"),
+            ("the 你", " sat", "▁sat"),
+        ):
+            prompt = model.encode(text).ids.tolist()
+            found = answer_ids(model, "answers", answer, 1, prompt)
+            assert names(model, found) == [expected]
+            assert model.encode(text + answer).ids[0].tolist() == [*prompt[0], int(found)]
+    with pytest.raises(InputError, match="joins 'Tom' with the space at the end of its text"):
+        answer_ids(model, "answers", "Tom", 1, model.encode("the ").ids.tolist())
+    with pytest.warns(AnswerWarning, match="both 'Tom'"):
+        answer_ids(model, "answers", "Tom", 1, model.encode("the cat").ids.tolist())
+    assert names(model, answer_ids(model, "tokens", " Tom", 1)) == ["▁Tom"]  # a token of the vocabulary
+
+
+def test_a_sweep_takes_the_token_that_stands_in_the_text() -> None:
+    model = with_tokenizer("llama 2")
+    known = model.tokenizer.get_vocab()
+    by_text = am.ablate_heads(model, ["the cat\n"], [(0, 0)], metric="logit_difference", answers="Tom", against=" sat")
+    by_id = am.ablate_heads(
+        model, ["the cat\n"], [(0, 0)], metric="logit_difference", answers=known["Tom"], against=known["▁sat"]
+    )
+    assert torch.equal(by_text.before, by_id.before)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_whole_answer_is_the_end_of_its_text(name: str) -> None:
+    model = with_tokenizer(name)
+    for text, answer in (("the cat", " Tom sat"), ("the\n", "Tom"), ('A: "', "你"), ("the ", "cat")):
+        ids = model.encode(text + answer).ids.tolist()
+        end = answer_tokens(model, answer, 1, ids)[0].tolist()
+        assert ids[0][-len(end) :] == end
+        assert model.tokenizer.decode(end).strip() == answer.strip()
+    effects = am.ablate_heads(model, ["the cat Tom"], [(0, 0)], metric="log_probability", answers=" Tom")
+    assert effects.before.isfinite().all()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("template", ["{x}:\n{y}\n\n", "{x} : {y}\n", '"{x}" is "{y}".\n', "{x}\t{y}|"])
+def test_the_scored_token_of_a_prompt_is_the_first_of_its_answer(name: str, template: str) -> None:
+    model = with_tokenizer(name)
+    pairs = [("the", "Tom"), ("cat", "sat"), ("Tom", "你"), ("sat", "été")]
+    prompts = prompts_of(model, pairs, 2, 4, template, 0, None)
+    for (question, answer), ids, token in zip(pairs, prompts.right, prompts.answers, strict=True):
+        assert int(ids[-1]) == token
+        ends = template.partition("{y}")[0].format(x=question)
+        examples = model.tokenizer.decode(ids[:-1], skip_special_tokens=True)
+        assert examples.strip().endswith(ends.strip())  # the whole question, and no more
+        if answer.isascii():
+            assert model.tokenizer.decode([token]).strip(' "\t') and answer.startswith(
+                model.tokenizer.decode([token]).strip(' "\t')
+            )
+
+
+def test_a_tokenizer_without_spaces_takes_the_word() -> None:
+    tokenizer = wordpiece("the", "cat", "sat", "##s")
+    prompt = tokenizer("the cat", add_special_tokens=False)["input_ids"]
+    hooked = am.load(models.fresh("bert"), tokenizer=tokenizer)
+    for answer in (" sat", "sat"):
+        assert names(hooked, answer_ids(hooked, "answers", answer, 1, [prompt])) == ["sat"]
+    with pytest.raises(InputError, match=r"'dog' becomes 1: \['\[UNK\]'\]"):
+        answer_ids(hooked, "answers", "dog", 1, [prompt])
