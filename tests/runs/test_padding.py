@@ -88,3 +88,20 @@ def test_a_mean_by_position_covers_the_positions_of_tokens() -> None:
         for values in by_side:
             torch.testing.assert_close(values.by_layer[1][0, place].double(), mean, rtol=1e-5, atol=1e-6)
     assert {values.by_layer[1].shape[1] for values in by_side} == {max(LENGTHS)}
+
+
+def test_tokens_of_a_text_are_named_by_their_position_in_it() -> None:
+    model = models.hooked("gpt2")
+    right, *others = (am.residual_drift(model, padded(0, side), k=5) for side in ("right", "left", "both"))
+    for drift in others:
+        for call in ("nearest", "pair"):
+            frames = [getattr(result, call)(*((1, 3) if call == "nearest" else (0, 3, 1))) for result in (right, drift)]
+            for name, column in frames[0].items():
+                if name not in frames[1].select_dtypes("number"):
+                    assert frames[1][name].tolist() == column.tolist()
+                else:
+                    np.testing.assert_allclose(frames[1][name], column, rtol=1e-4, atol=1e-5)
+        names = ["text", "position", "token", "layer"]
+        assert drift.tokens_frame()[names].equals(right.tokens_frame()[names])
+    with pytest.raises(am.errors.InputError, match="all must begin at position 0"):
+        am.decompose_by_source(model, padded(0, "left"), cells=[(3, 1)])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, option, whole_number
 from ...basics.fields import check_entries, check_rows
-from ...errors import InputError, MissingPointError
+from ...errors import MissingPointError
 from .formulas import centred, churn, cosine_of
 from .means import DriftMeans
 from .sums import STATISTICS
@@ -64,8 +64,9 @@ class DriftByToken(DriftMeans):
         values = [self.by_token(name) for name in STATISTICS]
         rows = []
         for text, position in (types >= 0).nonzero().tolist():
+            own = self._real(text).index(position)
             for place, layer in enumerate(self.layers):
-                description = {"text": text, "position": position, "token": self.tokens[text][position]}
+                description = {"text": text, "position": own, "token": self.tokens[text][position]}
                 description |= {"type": WORD_TYPES[int(types[text, position])], "layer": layer}
                 numbers = {
                     name: float(value[place, text, position]) for name, value in zip(STATISTICS, values, strict=True)
@@ -113,13 +114,10 @@ class DriftByToken(DriftMeans):
         return pd.DataFrame({"layer": self.layers, **{name: column.tolist() for name, column in columns.items()}})
 
     def _place(self, text: Any, position: Any) -> tuple[int, int]:
-        types = self._kept("types")
-        text = index_of("text", text, len(types), f"{len(types)} texts were run")
-        length = len(self.tokens[text])
-        position = index_of("position", position, length, f"the text has {length} tokens")
-        if types[text, position] < 0:
-            raise InputError(f"position {position} of text {text} is padding; pass the position of a token.")
-        return text, position
+        """A text, and the column of one of its tokens, which `position` counts without padding."""
+        text = index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")
+        real = self._real(text)
+        return text, real[index_of("position", position, len(real), f"the text has {len(real)} tokens")]
 
     def _real(self, text: int) -> list[int]:
         positions: list[int] = (self._kept("types")[text] >= 0).nonzero()[:, 0].tolist()
@@ -127,9 +125,9 @@ class DriftByToken(DriftMeans):
 
     def _first(self, text: int) -> int:
         """The position of a text's first ordinary token; of its first token if none is ordinary."""
-        types = self._kept("types")[index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")]
-        ordinary = (place for place, kind in enumerate(types.tolist()) if kind >= 0 and WORD_TYPES[kind] in ORDINARY)
-        return next(ordinary, self._real(text)[0])
+        text = index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")
+        types = self._kept("types")[text, self._real(text)].tolist()
+        return next((place for place, kind in enumerate(types) if WORD_TYPES[kind] in ORDINARY), 0)
 
     def _kept(self, name: str) -> Tensor:
         if name in self.state:

@@ -259,10 +259,11 @@ class ResidualDrift(DriftByToken):
             return lines_by_layer(
                 values, layers, names, label=label, low=low, high=high, baselines=baselines, logarithmic=log
             )
-        text, _ = self._place(text, token if token is not None else self._real(text)[0])
-        places = self._real(text) if token is None else [self._place(text, token)[1]]
+        text, _ = self._place(text, 0 if token is None else token)
+        real = self._real(text)
+        places = real if token is None else [self._place(text, token)[1]]
         rows = self.by_token(figure)[order][:, text][:, places].T.numpy()
-        names = [f"{place} {shorten(visible_token(self.tokens[text][place]))}" for place in places]
+        names = [f"{real.index(place)} {shorten(visible_token(self.tokens[text][place]))}" for place in places]
         return lines_by_layer(rows, layers, names, label=label, baselines=baselines, logarithmic=log)
 
     def _lines_of_types(self, figure: str, order: list[int]) -> tuple[list[str], Any, Any, Any]:
@@ -353,10 +354,11 @@ class ResidualDrift(DriftByToken):
         ]
         if self.tokens:
             first = self._first(0)
+            token = self.tokens[0][self._place(0, first)[1]]
             made.append(
                 Section(
                     f"Vocabulary rows nearest to token {first}",
-                    f"For token {first}, {quoted(self.tokens[0][first])}, in each layer: the number of rows more "
+                    f"For token {first}, {quoted(token)}, in each layer: the number of rows more "
                     "similar to its stream than its own row, and the nearest rows, nearest first, with its own row in "
                     "bold.",
                     {"drift-nearest": self.plot(NEAREST, token=first)},

@@ -113,6 +113,11 @@ def decompose_by_source(
     model.points.resolve(["scores"], list(chosen), model.refused)
     batch = model.encode(inputs, bos=bos)
     texts, length = batch.ids.shape
+    if cells is not None and bool(batch.begins.any()):
+        raise InputError(
+            "`cells` are the same in all texts, so all must begin at position 0; a text of this batch has padding "
+            "before it. Pass the texts as a list."
+        )
     places = None if cells is None else _places(cells, length)
     room = partial(_check_size, model, texts, length if places is None else len(places), chosen)
     if split is None:
