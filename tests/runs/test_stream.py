@@ -322,7 +322,9 @@ def test_a_corpus_is_its_documents_together() -> None:
         if "first" in one:  # groups of a corpus are sorted by a hash
             assert sorted(one["first"].tolist()) == other["first"].tolist()
             order = one["first"].argsort()
-            one = {name: value[..., order] if name.endswith(("sums", "counts")) else value for name, value in one.items()}
+            one = {
+                name: value[..., order] if name.endswith(("sums", "counts")) else value for name, value in one.items()
+            }
         for name in one.keys() - {"groups", "first"}:
             torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-9)
     for number, ids in enumerate(documents):

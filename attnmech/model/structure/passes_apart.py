@@ -22,8 +22,6 @@ _ORIGINAL: Final = "original_inv_freq"
 """The ending of the buffers in which rotary modules keep their frequencies for short texts."""
 _LONGEST: Final = "max_seq_len_cached"
 """The ending of the attributes in which they keep the length of the longest text so far."""
-_CACHED: Final = ("cached_sequence_length", "cached_rotary_positional_embedding")
-"""The attributes in which other rotary modules (Conformer) keep the tables of the latest pass."""
 _OFFSETS: Final = "rope_deltas"
 """The attribute in which models of images keep the offsets of positions of the latest pass."""
 
@@ -50,8 +48,6 @@ def forget_passes(model: nn.Module) -> None:
             _shorten(module)
             of_target = crossed and "decoder" in path.split(".")
             module.forward = partial(_by_text, module, type(module).forward, of_target)
-        elif hasattr(module, _CACHED[0]):
-            module.forward = partial(_on_a_fresh_copy, module, type(module).forward)
 
 
 def follows_length(module: nn.Module) -> bool:
@@ -118,7 +114,4 @@ def _joined(parts: list[Tensor] | tuple[Tensor, ...], back: Tensor) -> Tensor:
 def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     fresh = copy.copy(module)
     fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
-    for name in _CACHED:
-        if name in vars(fresh):
-            setattr(fresh, name, None)
     return forward(fresh, *args, **kwargs)

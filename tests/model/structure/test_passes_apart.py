@@ -14,6 +14,7 @@ from models import randomised
 from torch import Tensor
 
 import attnmech as am
+from attnmech.model.structure.copies import copy_of
 from attnmech.model.structure.passes_apart import _on_a_fresh_copy, follows_length
 
 LIMIT = 16
@@ -137,3 +138,10 @@ def test_tables_of_other_texts_or_passes_break_the_certificate(kept: str) -> Non
             module.forward = partial(_on_a_fresh_copy, module, type(module).forward)
     (far,) = [check for check in am.certify(model).failed if check.name == "far"]
     assert kept != "the batch" or "of 8 tokens beside one of 40" in far.detail
+
+
+def test_positions_of_an_earlier_picture_are_forgotten() -> None:
+    used = tiny.merging("qwen2_vl")
+    used.model.rope_deltas = torch.tensor([[7]])
+    assert copy_of(used).model.rope_deltas is None
+    assert used.model.rope_deltas is not None
