@@ -47,7 +47,7 @@ class Provenance:
     """For each text, the number of the first text that is the same; empty if all differ, or for a corpus."""
 
     def distinct(self, texts: int) -> int:
-        """How many of the texts differ from one another."""
+        """The number of texts if copies count once."""
         return distinct_of(self.copies, texts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Provenance:
         )
 
     def _copies_with(self, other: "Provenance") -> tuple[int, ...]:
-        """Which pairs of texts of two results are copies: those of which both texts are."""
+        """The copies among the pairs of texts of two results: in a copy of a pair, both texts are copies."""
         texts = max(len(self.copies), len(other.copies))
         return copies_of(zip(self.copies or range(texts), other.copies or range(texts), strict=True))
 

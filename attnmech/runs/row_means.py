@@ -298,7 +298,7 @@ class RowMeans(WithStatistics, TextResult):
         return self._by_group(statistic).merged(self.provenance.copies)
 
     def _by_group(self, statistic: str) -> TextMeans:
-        """The means over texts that run together, of which some may be copies, or over groups of a corpus."""
+        """The means over all texts that run together, copies included, or over groups of a corpus."""
         place = self._place(statistic)
         if self.parts is not None:
             one, other = (part._by_group(statistic).at(rows) for part, rows in self._parts_in_rows())

@@ -132,7 +132,7 @@ NUMBERED = tuple(f"w{number}" for number in range(50))
 
 
 def drawn_pairs(seed: int, answers: int) -> list[tuple[str, str]]:
-    """22 different questions, each with one of so many answers."""
+    """22 different questions that share a number of answers."""
     drawn = Random(seed)
     words = drawn.sample(NUMBERED[3:], 22 + answers)
     return [(words[number], words[22 + number % answers]) for number in range(22)]
