@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from jaxtyping import Float
@@ -42,7 +42,11 @@ FOLDER = "layers"
 @public
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Atlas(WritesHtml):
-    """What every head of a model does over a corpus: examples, statistics, types, likeness and effects, with a page."""
+    """What every head of a model does over a corpus: examples, statistics, types, likeness and effects, with a page.
+
+    An atlas has no `save`, because its results have different texts and origins: each result in it has its own, as in
+    `atlas.focus.save(path)`, which `am.load_result` reads.
+    """
 
     examples: HeadExamples
     focus: AttentionFocus
@@ -74,6 +78,17 @@ class Atlas(WritesHtml):
 
     def __repr__(self) -> str:
         return f"Atlas({self.lead})"
+
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every name as an attribute
+
+        def __getattr__(self, name: str) -> object:
+            message = f"'Atlas' object has no attribute {name!r}"
+            if name == "save":
+                message = (
+                    "an atlas has no `save`: write its page with write(folder), or save one of its results, as in "
+                    "`atlas.focus.save(path)`"
+                )
+            raise AttributeError(message, name=name, obj=self)
 
     @property
     def lead(self) -> str:

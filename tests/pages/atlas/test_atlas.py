@@ -52,6 +52,16 @@ def test_each_part_is_that_of_its_own_call() -> None:
     assert atlas.null.verdict == am.null_attention(model, TEXTS[:6], heads="attending").verdict
 
 
+def test_save_names_what_can_be_saved(tmp_path: Path) -> None:
+    atlas = made()
+    with pytest.raises(AttributeError, match=r"an atlas has no `save`: .* as in `atlas\.focus\.save\(path\)`$"):
+        atlas.save(tmp_path / "atlas")
+    saved = [part for part in vars(atlas).values() if hasattr(part, "provenance")]
+    assert len(saved) > 5
+    for part in saved:
+        assert am.load_result(part.save(tmp_path / "part")).lead == part.lead
+
+
 @pytest.mark.usefixtures("many_batches")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_overlaps_are_those_of_loops(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
