@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import attnmech as am
+from attnmech.demo.text import documents
 from attnmech.model.files.gguf import dequantised
 
 TEXTS = [
@@ -209,6 +210,18 @@ def test_the_report(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     page = report.to_html()
     assert "(dequantised from Q4_1, Q8_0)" in page
     assert 500_000 < len(page) < 8_000_000
+
+
+@in_precision("float32")
+def test_a_head_attends_to_ends_of_sentences(decoder: Decoder) -> None:
+    texts = documents(12)
+    types = am.head_types(decoder.hooked, texts)
+    assert "sentence end" in types.types_of(1, 1)
+    acts = decoder.hooked.run(texts[0], points=["pattern"], layers=[1])
+    here = am.head_types(decoder.hooked, texts[0]).scores["sentence end"][1, 1]
+    ends = torch.tensor([token.strip() == "." for token in acts.tokens[0]])
+    weights = (acts["pattern", 1][0, 1] * ends).sum(dim=-1)[ends.cumsum(dim=0) > 0]
+    assert float(here) == pytest.approx(float(weights.mean()), abs=1e-5)
 
 
 @pytest.fixture(scope="module")
