@@ -1,6 +1,7 @@
 """A joint embedding: points, numbers by layer and head, heads that stand out, search and figures."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,9 @@ from .page import embedding_section, embedding_view
 from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView
 from .patch_images import PatchImages
 from .pictures import AFTER
+
+_BYTES: Final = re.compile(r"(?<=[^\0-\x7f])\[[1-4](?:,[1-4])*/[2-4]\]")
+"""The notation of labels for the bytes that a token holds of a character, which is not text: 你[1,2/3]."""
 
 _RANDOM_POINTS: Final = 1_000
 """The largest number of points per head among which `search` takes mean distances."""
@@ -246,7 +250,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         Raises `InputError` unless at least two sampled tokens contain the string.
         """
         wanted = string("query", query).casefold()
-        hits = [place for place, label in enumerate(self.labels) if wanted and wanted in label.casefold()]
+        texts = [_BYTES.sub("", label).casefold() for label in self.labels]
+        hits = [place for place, text in enumerate(texts) if wanted and wanted in text]
         if len(hits) < 2:
             raise InputError(
                 f"at least two of the {len(self.labels)} sampled tokens must contain {shown(query)}; {len(hits)} "

@@ -68,6 +68,9 @@ const MOST_HITS_COMPARED = 300;
 /** The notation of labels for characters that do not print, and for bytes: ⟨0000⟩, \xff. */
 const ESCAPES = /⟨[0-9A-F]{4,6}⟩|\\x[0-9a-f]{2}/g;
 
+/** The notation of labels for the bytes that a token holds of a character: 你[1,2/3]. */
+const BYTES = /(?<=[^\0-\x7f])\[[1-4](?:,[1-4])*\/[2-4]\]/g;
+
 /**
  * The tokens with a label (with · for spaces) that contains or equals the search; null for an empty search. The digits
  * of an escape are not text of the token: only a search that begins an escape finds them.
@@ -83,7 +86,10 @@ function hitsOf(labels, search, whole) {
   const known = new Map();
   return range(labels.length).filter((index) => {
     const label = labels[index];
-    if (!known.has(label)) known.set(label, same((escaped ? label : label.replace(ESCAPES, "\ufffc")).toLowerCase()));
+    if (!known.has(label)) {
+      const text = label.replace(BYTES, "");
+      known.set(label, same((escaped ? text : text.replace(ESCAPES, "\ufffc")).toLowerCase()));
+    }
     return known.get(label);
   });
 }

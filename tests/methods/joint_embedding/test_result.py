@@ -570,6 +570,8 @@ def test_search_against_a_loop() -> None:
     assert row["keys"] == pytest.approx(mean_distance(keys[hits]) / mean_distance(keys), rel=1e-5)
     assert list(table.ratio) == sorted(table.ratio)
     assert len(found.search("the", projection="pca")) == 16
+    bytewise = replace(found, labels=("😀[1/4]", "😀[2/4]", "1", "[1/4]", *found.labels[4:]))
+    assert bytewise.search("1").hits.iloc[0] == 2 and bytewise.search("😀").hits.iloc[0] == 2
     with pytest.raises(InputError, match="0 do"):
         found.search("xylophone")
     with pytest.raises(InputError, match="0 do"):
