@@ -115,7 +115,8 @@ class DriftByToken(DriftMeans):
 
     def _place(self, text: Any, position: Any) -> tuple[int, int]:
         """A text, and the column of one of its tokens, which `position` counts without padding."""
-        text = index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")
+        count = len(self._kept("types"))
+        text = index_of("text", text, count, f"{count} texts were run")
         real = self._real(text)
         return text, real[index_of("position", position, len(real), f"the text has {len(real)} tokens")]
 
@@ -125,9 +126,10 @@ class DriftByToken(DriftMeans):
 
     def _first(self, text: int) -> int:
         """The position of a text's first ordinary token; of its first token if none is ordinary."""
-        text = index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")
-        types = self._kept("types")[text, self._real(text)].tolist()
-        return next((place for place, kind in enumerate(types) if WORD_TYPES[kind] in ORDINARY), 0)
+        types = self._kept("types")
+        text = index_of("text", text, len(types), f"{len(types)} texts were run")
+        kinds = types[text, self._real(text)].tolist()
+        return next((place for place, kind in enumerate(kinds) if WORD_TYPES[kind] in ORDINARY), 0)
 
     def _kept(self, name: str) -> Tensor:
         if name in self.state:

@@ -625,7 +625,7 @@ def test_places_that_are_not_there() -> None:
     for call, said in (
         (lambda: drift.nearest(2, 0), "`text`"),
         (lambda: drift.nearest(0, 9), "`position`"),
-        (lambda: drift.nearest(1, 8), "the text has 5 tokens"),
+        (lambda: drift.nearest(1, 8), "the text has 8 tokens"),
         (lambda: drift.nearest(0, 1, count=11), "`count`"),
         (lambda: drift.mean("cosines"), "`statistic`"),
         (lambda: drift.mean("cosine", "verbs"), "`types`"),
