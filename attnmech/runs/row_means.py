@@ -137,7 +137,8 @@ class RowMeans(WithStatistics, TextResult):
         check_layers(self.layers, self.n_layers)
         lengths = self.axis_lengths
         check_entries("state", self.state, self.STATE, lengths)
-        self.state["sums"], self.state["counts"]
+        for name in ("sums", "counts", *(("modulus",) if "groups" in self.state else ())):
+            self.state[name]
         texts = len(self.state["classes"]) if "classes" in self.state else len(self.tokens)
         check_rows("tokens", self.tokens, texts, lengths.get("row"))
         for name in self.chosen:
