@@ -4,6 +4,7 @@ import itertools
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -586,7 +587,6 @@ def test_semantic_heads_cluster_hits_and_positional_heads_do_not() -> None:
     hits = torch.tensor([label == "shell" for label in labels] * 2)
     vectors[0, hits] = 1.0
     vectors[1] = torch.randn(vectors[1].shape, generator=torch.Generator().manual_seed(0))
-    from dataclasses import replace
 
     table = replace(found, vectors=vectors, labels=labels).search("shell")
     assert list(table["head"]) == [0, 1]
