@@ -134,8 +134,8 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
     const names = [...outer].sort((one, other) => Number(other === chosen) - Number(one === chosen)).flatMap((at) => {
       const [cx, cy] = place(at);
       const isLeft = cx > width - 60;
-      const box = [isLeft ? cx - 40 : cx + 6, cy - 6];
-      if (taken.some(([a, b]) => Math.abs(a - box[0]) < 36 && Math.abs(b - box[1]) < 11)) return [];
+      const box = [isLeft ? cx - 50 : cx + 6, cy - 6];
+      if (taken.some(([a, b]) => Math.abs(a - box[0]) < 46 && Math.abs(b - box[1]) < 13)) return [];
       taken.push(box);
       return [text(nameOf(at), { x: isLeft ? cx - 6 : cx + 6, y: cy + 4, "text-anchor": isLeft ? "end" : "start", class: "heads-name" })];
     });
