@@ -3,6 +3,7 @@
 import codecs
 import io
 import sys
+from collections import namedtuple
 from typing import Final
 
 _IN_ASCII: Final = {
@@ -39,8 +40,9 @@ def main() -> None:
         sys.stderr.write("\ninterrupted\n")
         sys.exit(130)
     finally:
-        # After Ctrl-C during an `exec`, Python ends by the signal and not with the exit status, unless another follows.
-        exec("")
+        # After Ctrl-C during an `eval`, Python ends by the signal and not with the exit status, unless another follows,
+        # such as that of a named tuple.
+        namedtuple("Last", ())
 
 
 if __name__ == "__main__":

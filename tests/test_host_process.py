@@ -22,6 +22,7 @@ PRIVATE: Final = {
     "_attn_implementation": "a config in transformers has no public setter; set_attn_implementation wants a model",
     "_bridge_builder": "TransformerLens's public way to a bridge asks the hub; this one takes a model as it is",
     "_buffers": "a copy of a module that shares parameters needs buffers of its own",
+    "_exit": "os._exit is Python's documented end of a process; the command calls it at Ctrl-C during imports",
     "_ff_block": "read, to see whether a subclass has replaced it",
     "_forward_hooks": "PyTorch lists a module's hooks nowhere else",
     "_forward_pre_hooks": "PyTorch lists a module's hooks nowhere else",
@@ -48,6 +49,7 @@ SETS_THE_PROCESS: Final = (
 
 ALLOWED: Final = {
     "methods/joint_embedding/threads.py": "measures heads side by side, and restores the number of threads",
+    "cli/stages.py": "the command's own process; the handler of Ctrl-C is restored after the imports",
     "distributed/worker.py": "a worker of Ray is a process of attnmech's own",
     "distributed/cluster.py": "am.Ray says how Ray reports, where the user has not; it stays so",
     "distributed/engine.py": "am.Ray ends its workers with the process",
