@@ -34,8 +34,10 @@ def write_tensors(
 ) -> Path:
     """Writes the file whole or not at all; returns its path. With `sync`, the file survives a loss of power."""
     target = path_of(path, OutputError)
+    # Copies: safetensors refuses tensors that share memory.
+    apart = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     with writing(target) as draft:
-        save_file(_apart(tensors), draft, metadata={_HEADER: json.dumps(header), _DIGEST: _NONE})
+        save_file(apart, draft, metadata={_HEADER: json.dumps(header), _DIGEST: _NONE})
         with draft.open("r+b") as file:
             digest, place, _ = _digest_of(file)
             file.seek(place)
@@ -68,18 +70,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ValueError(f"its header has an unknown entry {min(unknown)!r}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
         return tensors, json.loads(metadata[_HEADER])
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, contiguous and on the CPU; copies of those that share memory, which safetensors refuses."""
-    apart: dict[str, Tensor] = {}
-    memory: set[int] = set()
-    for name, value in tensors.items():
-        plain = value.detach().cpu().contiguous()
-        place = plain.untyped_storage().data_ptr()
-        apart[name] = plain.clone() if place in memory else plain
-        memory.add(place)
-    return apart
 
 
 def _digest_of(file: BinaryIO) -> tuple[str, int, str]:

@@ -90,7 +90,7 @@ class Steps:
         _tell(self._bar)
 
     def reach(self, done: float) -> None:
-        """Sets the number of steps that are done, of which the last may be under way."""
+        """Sets the number of steps that are done; a fraction counts part of a step."""
         self._bar.update(self._task, completed=done)
         _tell(self._bar)
 
