@@ -3,6 +3,8 @@
 // enters the page only through textContent; `labels` are already escaped for plotly, `tokens` are not.
 
 const ONE_STEP = 600; // milliseconds within which the Back button undoes all steps of one control together
+const LEAST_WIDTH = 160; // CSS pixels of a figure; in a narrower box it waits
+const LEAST_HEIGHT = 300; // CSS pixels of a figure that is lower on a narrow screen
 const QUIET = 100; // milliseconds without scrolling or choosing, after which figures are drawn ahead
 
 /** @type {(id: string) => Stage & PlotlyDrawn} */
@@ -151,6 +153,9 @@ const ink = () => getComputedStyle(document.body).color;
 /** Whether the page holds a figure for the chosen head. */
 const isDrawable = (id) => !page.figures[id]?.inDetail || detailedAt(state) >= 0;
 
+/** Whether a figure has room: a window that opens may have no width yet, and plotly throws where margins leave none. */
+const isWide = (id) => element(id).clientWidth >= LEAST_WIDTH;
+
 /** Everything that a figure depends on, as a key. */
 function shownIn(id) {
   return [...page.figures[id].follows.map((name) => state[name]), element(id).clientWidth, ink()].join();
@@ -169,7 +174,7 @@ function draw(id, pause) {
     return underWay.drawn?.then(() => draw(id));
   }
   const key = shownIn(id);
-  if (drawnWith[id] === key || !isDrawable(id)) return;
+  if (drawnWith[id] === key || !isDrawable(id) || !isWide(id)) return;
   drawnWith[id] = key;
   const { clicks } = page.figures[id];
   const figure = filled(page.figures[id]);
@@ -265,7 +270,8 @@ function fitWidth(figure, width) {
   }
 }
 
-const heightOf = ({ layout }, width) => Math.min(layout.height, Math.round(width * MOST_ASPECT));
+/** Low enough for a phone, high enough for the legend and the labels. */
+const heightOf = ({ layout }, width) => Math.min(layout.height, Math.max(LEAST_HEIGHT, Math.round(width * MOST_ASPECT)));
 
 function useTextColour({ data, layout }, color) {
   layout.font = { ...layout.font, color };
@@ -298,7 +304,8 @@ async function drawAhead() {
 
 /** The figure of this tab nearest to the middle of the screen that does not show the current choices, if there is one. */
 function nextWaiting() {
-  const waits = (id) => (id in page.figures ? drawnWith[id] !== shownIn(id) : !begun.has(id));
+  const isOutdated = (id) => isWide(id) && drawnWith[id] !== shownIn(id);
+  const waits = (id) => (id in page.figures ? isOutdated(id) : !begun.has(id));
   const distance = ({ top, bottom }) => Math.max(top - innerHeight / 2, innerHeight / 2 - bottom, 0);
   const waiting = allOf(".figure").filter((figure) => !figure.closest("[hidden], .not-held") && waits(figure.id));
   const far = new Map(waiting.map((figure) => [figure, distance(figure.getBoundingClientRect())]));

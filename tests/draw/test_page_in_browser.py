@@ -965,3 +965,16 @@ def test_the_calls_of_figures_4_to_10_name_figure_layer_and_side(opened_full: An
         ),
         *(f'focus.plot("{name}", layer=5, head=0)' for name in ("self_focus", "first_focus", "concentration")),
     ]
+
+
+def test_figures_of_a_window_that_opens_with_no_width_are_drawn_once_it_has_one(
+    chromium: Any, view: ScoreNumbers, all_sections: list[Section], tmp_path: Path
+) -> None:
+    size = {"height": WHOLE["height"]}
+    with opening(chromium, page_of(view, all_sections), tmp_path / "page.html", **{**WHOLE, "width": 390}) as page:
+        for width in (1, 120, 390):
+            page.set_viewport_size({**size, "width": width})
+            page.wait_for_timeout(200)
+        page.wait_for_function("document.querySelector('#row-ledger').clientWidth > 300")
+        page.wait_for_function("document.querySelectorAll('#row-ledger .bars path').length > 0")
+        assert page.evaluate("document.querySelector('#row-ledger')._fullLayout._size.h") > 100
