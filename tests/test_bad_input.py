@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import attnmech as am
 from attnmech import draw
+from attnmech.demo.text import documents
 from attnmech.errors import (
     InputError,
     MissingPointError,
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 NAN, INF = float("nan"), float("inf")
 TEXT: Final = "Anna sang of shells."
+OTHER: Final = "Tom sang of shells."
 TEXTS: Final = (TEXT, "Tom lost his old anchor.")
 OPPOSITES: Final = [("hot", "cold"), ("big", "small"), ("up", "down"), ("wet", "dry"), ("old", "new"), ("far", "near")]
 META, SPARSE = torch.zeros(1, 1, 8, 24, device="meta"), torch.zeros(1, 1, 8, 24).to_sparse()
@@ -76,7 +78,7 @@ def changed(intervention: am.Intervention) -> Any:
 
 def patched(**options: Any) -> Any:
     given = {"layers": [0], "answers": [" a"], "against": [" the"]} | options
-    return am.patch(demo, given.pop("clean", [TEXT]), [TEXT], **given)
+    return am.patch(demo, given.pop("clean", [TEXT]), [OTHER], **given)
 
 
 def attributed(**options: Any) -> Any:
@@ -402,7 +404,11 @@ def test_options_of_results() -> None:
         (lambda: focus.where(rows=np.ones((2, 6), bool)), InputError, "`rows` must be"),
         (lambda: focus.plot([]), InputError, "`figure` must be one of"),
         (lambda: focus.sink_share(1.5), InputError, "`position` must be from 0 to"),
-        (lambda: am.attention_focus(demo, iter(TEXTS)).merged(5), InputError, "merged with results; got 5"),
+        (
+            lambda: am.attention_focus(demo, iter(TEXTS)).merged(5),
+            InputError,
+            "`merged` takes AttentionFocus results; got 5",
+        ),
         (lambda: effects.strongest("x"), InputError, "`count` must be a whole number, 1 or more"),
         (lambda: updates.numbers(layers=5), InputError, "`layers` must be a list of ints; got 5."),
         (lambda: updates.numbers(layers=[9]), InputError, "`layer` must be one of the layers measured"),
@@ -467,7 +473,7 @@ def results() -> dict[str, Callable[[], Any]]:
         "Attribution": lambda: attributed(confirm=2, controls=1),
         "EdgeAttribution": lambda: attributed(confirm=2, controls=1, layers=None, edges=True),
         "Faithfulness": faithful,
-        "MeanDifference": lambda: am.mean_difference(demo, list(TEXTS) * 2, list(TEXTS) * 2, layers=[1, 2]),
+        "MeanDifference": lambda: am.mean_difference(demo, documents(4), documents(8)[4:], layers=[1, 2]),
         "Steering": steered,
         "FunctionHeads": lambda: am.function_heads(demo, OPPOSITES, shots=2, prompts=2, heads=[(1, 2)]),
         "PairEffects": lambda: am.ablate_pairs(demo, list(TEXTS), [((0, 1), (1, 2))]),
@@ -654,7 +660,7 @@ def test_numbers_of_numpy_and_torch_are_as_good_as_ours() -> None:
         assert json.dumps(found.provenance.options)
     array = np.array(pairs)
     given = {"answers": [" a"], "against": [" the"]}
-    assert am.patch(demo, [TEXT], [TEXT], heads=array, **given).swept.sum() == 2
+    assert am.patch(demo, [TEXT], [OTHER], heads=array, **given).swept.sum() == 2
     assert am.prune_heads(demo, TEXT, heads=array, steps=np.int64(1), random=np.int8(0)).order[0] in pairs
     assert am.null_attention(demo, TEXT, heads=array).effects["remove"].swept.sum() == 2
     assert am.decompose_by_source(demo, TEXT, heads=array, cells=np.array([[2, 1]])).layers == (0, 1)

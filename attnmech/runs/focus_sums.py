@@ -171,14 +171,12 @@ class FocusSums(Reducer):
 
 def _by_token(state: State, keys: Batch) -> State:
     """The sums by key, with each text's keys before its padding, so that positions of several texts can be added."""
-    columns = keys.columns.to(state["types"].device)
-    if torch.equal(columns, torch.arange(columns.shape[1], device=columns.device).expand_as(columns)):
-        return {}
-    moved = {"types": state["types"].gather(1, columns)}
+    columns = keys.columns
+    moved = {"types": state["types"].gather(1, columns.to(state["types"].device))}
     for name in ("received", "uniform", "seen"):
         value = state[name]
         of_texts = columns.reshape(1, len(columns), *[1] * (value.ndim - 3), -1)
-        moved[name] = value.gather(-1, of_texts.expand_as(value))
+        moved[name] = value.gather(-1, of_texts.expand_as(value).to(value.device))
     return moved
 
 

@@ -13,7 +13,7 @@ from ..basics.arguments import dense, shown
 from ..batch import Batch, bytes_of
 from ..errors import InputError
 from ..maths.copies import copies_of
-from ..maths.float64 import as_float64
+from ..maths.float64 import as_float64, float64_device
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
 from ..model.run.hooked import HookedModel
 from ..model.run.masking import GROUPS
@@ -317,7 +317,8 @@ class Metric:
         """Whether texts have the same numbers beside other texts."""
         texts = len(batch.ids)
         one, other = 0, texts - 1
-        two = torch.stack((output[one], output[other] if other else -output[one])).to(as_float64(output).dtype)
+        two = torch.stack((output[one], output[other] if other else -output[one]))
+        two = two.double() if float64_device(two.device) == two.device else two
 
         def numbers(places: Sequence[int]) -> Float[Tensor, " text"]:
             chosen = torch.tensor([(one, other)[place] for place in places])
@@ -335,8 +336,8 @@ class Metric:
             whole, half = self.of_whole(output, batch), half.flatten().to(first.device)
             return bool(torch.where(half, first, second).isclose(whole, rtol=1e-6, atol=0.0, equal_nan=True).all())
         # A function may compute in float32, and its number may be a difference of large ones.
-        rounding = 1e-5 * alone[alone.isfinite()].abs().sum() + 1e-7 * two[two.isfinite()].abs().max()
-        return all(pair.isclose(alone, rtol=1e-5, atol=float(rounding), equal_nan=True).all() for pair in pairs)
+        rounding = 1e-5 * float(alone[alone.isfinite()].abs().sum()) + 1e-7 * float(two[two.isfinite()].abs().max())
+        return all(pair.isclose(alone, rtol=1e-5, atol=rounding, equal_nan=True).all() for pair in pairs)
 
     def _require_no_padding(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
         """Raises `InputError` for a user's function whose number for a text changes with the output at padding."""

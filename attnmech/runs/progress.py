@@ -89,7 +89,7 @@ class Steps:
         self._bar.update(self._task, advance=count)
         _tell(self._bar)
 
-    def reach(self, done: float) -> None:
+    def reach(self, done: int | float) -> None:
         """Sets the number of steps that are done; a fraction counts part of a step."""
         self._bar.update(self._task, completed=done)
         _tell(self._bar)

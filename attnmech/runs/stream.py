@@ -148,7 +148,7 @@ class Streaming:
         """The results for texts that run together."""
         states = self._reduced(Run(*self._place, batch, torch.arange(len(batch.ids)), corpus=False))
         tokens = batch.queries(self.stack.label).tokens
-        copies = copies_of(batch.digests.tolist())
+        copies = copies_of(batch.digests.tolist()) if len(batch.ids) > 1 else ()
         provenance = self.model.provenance(batch_hash(batch), tokens, self._options(batch.bos), copies)
         return self._finished(states, Source(*self._place, len(batch.ids), 0, batch, provenance))
 

@@ -545,7 +545,7 @@ def test_embed_writes_a_table_and_a_page(
     assert expected.lead in " ".join(capsys.readouterr().out.split())
     assert "Joint embedding of the queries and keys" in out.with_suffix(".html").read_text("utf-8")
     assert run(monkeypatch, "embed", "--layers", "0;2", "--out", str(tmp_path / "other.csv")) == 2
-    assert "--layers must be whole numbers separated by commas, such as 0,5,11; got 0;2." in capsys.readouterr().err
+    assert "--layers must be whole numbers separated by commas, such as 0,5,11; got '0;2'." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

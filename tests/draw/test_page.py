@@ -95,7 +95,7 @@ def test_what_can_be_chosen_is_what_the_sections_offer(page_html: str, full_page
         "across": ["map", "mass", "effect"],
         "up": ["mass", "effect"],
         "measure": ["score", "relative", "probability"],
-        "against": ["zero", "mean", "runner_up"],
+        "against": ["mean", "zero", "runner_up"],
     }
     assert data["optional"] == ["tab", "colour", "across", "up", "measure", "against"]
     assert list(embedded(full_page_html)["choices"]) == [

@@ -37,7 +37,7 @@ def _scaled(longest: int, parameters: Mapping[str, Any]) -> Iterator[int]:
 def warn_of_batch(batch: Batch, trained: int | None) -> None:
     """Warns if a text of a batch, or of its decoder, is longer than the texts of the training."""
     for part, whose in ((batch, ""), (batch.target, "decoder's ")):
-        if trained is None or part is None or part.texts_of is None:
+        if trained is None or part is None or part.texts_of is None or part.ids.shape[1] <= trained:
             continue
         text = int(part.lengths.argmax())
         name = f"the {whose}text" if len(part.ids) == 1 else f"{whose}text {text}"

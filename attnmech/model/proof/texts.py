@@ -106,7 +106,7 @@ def padded_batch(model: HookedModel, length: int) -> Batch | None:
 def texts_of(model: HookedModel, lengths: Sequence[int]) -> Batch:
     """Texts of random tokens, padded on the right."""
     generator = torch.Generator().manual_seed(SEED + 3)
-    ids = torch.randint(0, model.n_vocab, (len(lengths), max(lengths)), generator=generator)
+    ids = _random_ids(model, (len(lengths), max(lengths)), generator)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     return model.encoder.encode({"input_ids": ids, "attention_mask": mask})
 

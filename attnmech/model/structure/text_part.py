@@ -76,7 +76,10 @@ def text_modules(base: Any, blocks: Sequence[str]) -> Iterator[tuple[str, nn.Mod
     A model inside the model that holds none of these lists reads pictures or sounds. A model that holds a list and the
     token embedding reads the text alone, and what is outside it does not.
     """
-    embedding = getattr(base.get_input_embeddings(), "weight", None)
+    try:
+        embedding = getattr(base.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # a decoder of its own (Bart, TrOCR), which has no other part
+        embedding = None
     models = [(path, part) for path, part in base.named_modules() if isinstance(part, PreTrainedModel)]
     embedding_too = [path for path, part in models if any(weight is embedding for weight in part.parameters())]
     towers = [path for path, _ in models if not any(_is_in(block, path) for block in blocks)]

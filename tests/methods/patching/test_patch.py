@@ -164,7 +164,7 @@ def test_kv_heads_are_named_as_such(tmp_path: Path) -> None:
     found = am.patch(models.hooked("llama"), *pair("llama"), at="k", heads=[(1, 1)], **JUDGED)
     assert isinstance(found, am.results.KVPatchEffects) and found.swept.nonzero().tolist() == [[1, 1]]
     assert list(found.to_frame().columns)[:2] == ["layer", "kv_head"]
-    assert "patching k at 1 kv head on 3 pairs: kv head 1 of layer 1 has" in repr(found)
+    assert "Patching k at 1 kv head on 3 pairs: kv head 1 of layer 1 has" in repr(found)
     again = am.load_result(found.save(tmp_path / "k"))
     assert again.to_frame().equals(found.to_frame())
     assert found.plot().layout.xaxis.title.text == "kv head"
@@ -311,7 +311,7 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(trace.z), found.recovered)
     assert "position 1 keys→&amp;" in trace.text[0][1]
     assert "layer 2, " in trace.text[2][1]
-    assert repr(found).startswith("PositionEffects(patching resid_pre at 15 positions on 2 pairs: position ")
+    assert repr(found).startswith("PositionEffects(Patching resid_pre at 15 positions on 2 pairs: position ")
     with pytest.raises(InputError, match=r"`level` must be a finite number above 0 and below 1; got 2.0"):
         found.recovered_interval(2.0)
     with pytest.raises(InputError, match='`quantity` must be "effect" or "recovered"'):

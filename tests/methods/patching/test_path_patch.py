@@ -222,7 +222,7 @@ def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
         hooked, clean, corrupted, [(3, 1), (2, 0)], ["v", "q"], journal=tmp_path / "journal", **JUDGED
     )
     assert repr(found).startswith(
-        "PathEffects(the path from each of 15 heads in turn to q and v of L2H0, L3H1, on 3 pairs: L"
+        "PathEffects(The path from each of 15 heads in turn to q and v of L2H0, L3H1, on 3 pairs: L"
     )
     again = am.load_result(found.save(tmp_path / "paths"))
     assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
@@ -236,7 +236,7 @@ def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
     same = found - found
     assert float(same.effect[:3].abs().max()) == 0 and same.paired
     one = am.path_patch(hooked, clean, corrupted, senders=[(1, 1)], **JUDGED)
-    assert repr(one).startswith("PathEffects(the path from 1 head to the logits, on 3 pairs: L1H1 has an")
+    assert repr(one).startswith("PathEffects(The path from 1 head to the logits, on 3 pairs: L1H1 has an")
 
 
 @pytest.mark.usefixtures("unchecked")

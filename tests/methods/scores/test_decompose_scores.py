@@ -395,7 +395,8 @@ def test_a_view_with_heads_to_choose_opens_on_the_figure_of_one() -> None:
     view = split.show(layer=2, head=3, query=3, sequence=1)
     drawn = json.loads(split.plot("row_ledger", layer=2, head=3, query=3, sequence=1).to_json())
     assert (view.data["data"], view.data["layout"]) == (drawn["data"], drawn["layout"])
-    assert (view.data["layers"], view.data["heads"], view.data["chosen"]) == ([0, 2], 5, {"layer": 1, "head": 3})
+    assert view.data["choices"] == {"layer": [0, 2], "head": [0, 1, 2, 3, 4]}
+    assert view.data["chosen"] == {"layer": 1, "head": 3}
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma2", "gpt_oss"])

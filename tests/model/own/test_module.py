@@ -201,10 +201,10 @@ def test_ctrl_c_while_loading_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
     module, (_, example) = randomised(Classifier()), MODULES["images"]
     wanted = own_output(module, example)
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnmech.model.files.load.certify_with", interrupt)
+    monkeypatch.setattr("attnmech.model.files.load.prove", interrupt)
     with pytest.raises(KeyboardInterrupt):
         am.load(module, example=example)
     assert torch.equal(own_output(module, example), wanted)
