@@ -73,7 +73,8 @@ def segment_section(
         finding=ByChoice.texts(("layer", "head", "query"), (*mass.shape[:2], len(tokens)), told),
         reading="Left: the share of attention from the tokens of each sentence (down) to the tokens of each sentence "
         "(across), averaged over rows. Right: that share minus the share expected from the head's mean "
-        "attention at each distance. The frame marks the sentence of the selected token.",
+        "attention at each distance. The frame marks the sentence of the selected token; a cell names both when "
+        "the pointer is on it.",
         caveat="Later sentences see more of the text, and a sentence's share of attention to itself grows with its "
         "length; the right map subtracts both effects.",
         figures=charts,
@@ -115,10 +116,8 @@ def _segment_chart(
     ticks = {"tickvals": list(range(count))} if count <= 40 else {}
     figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * count, 700)), shapes=[frame])
     figure.update_xaxes(title="key sentence", showgrid=False, tickangle=0, **ticks)
-    names = {"ticktext": labels} if ticks else {}
-    figure.update_yaxes(
-        title={"text": "query sentence", "standoff": 12}, range=[count - 0.5, -0.5], showgrid=False, **ticks, **names
-    )
+    side = {"text": "query sentence", "standoff": 12}  # numbers here too: two maps share the page's width
+    figure.update_yaxes(title=side, range=[count - 0.5, -0.5], showgrid=False, **ticks)
     slots = [
         Slot("data.0.z", drawn),
         Slot("layout.shapes.0.y0", ByChoice(of_token - 0.5, ("query",))),
