@@ -64,7 +64,7 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
         f"32 heads on one text: the terms of each score add up to it to within {bound(worst, 2)} (the largest score "
         f"is {largest:.3g})."
     )
-    assert report.focus.lead in page and report.effects is not None and report.effects.lead in page
+    assert report.focus.finding() in page and report.effects is not None and report.effects.lead in page
 
 
 @pytest.mark.parametrize("text", ["Anna sang.", PARAGRAPH])
