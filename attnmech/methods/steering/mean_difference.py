@@ -131,8 +131,8 @@ class MeanDifference(PagedResult):
         row = self.to_frame().iloc[place]
         name = f"L{int(row['layer'])}" + (f"H{int(row['head'])}" if "head" in row else "")
         kept = f"{self.one.shape[-1]} and {self.other.shape[-1]}"
-        given = self.provenance.options.get("texts")
-        read = " and ".join(map(str, given)) if isinstance(given, list) else ""
+        counts = self.provenance.options.get("texts")
+        read = " and ".join(map(str, counts)) if isinstance(counts, list) else ""
         texts = f"{kept} texts" if read in ("", kept) else f"{read} texts ({kept} distinct)"
         return with_minus_signs(
             f"On {texts}, the mean difference at {self.at} of {name} separates {float(shares[place]):.2f} of held-out "
