@@ -60,7 +60,7 @@ def type_of(text: str) -> int:
 def _name_of(text: str) -> str:
     text = text.strip()
     kinds = {category(character)[0] for character in text}
-    marks = _AROUND.sub("", text)
+    marks = _AROUND.sub("", _ATTACHED.sub("", text))
     if "L" in kinds or _ATTACHED.fullmatch(text):
         return "word"
     if "N" in kinds:

@@ -7,7 +7,7 @@ import torch
 from tokenizing import WHOLE, batch_of, byte_level, unigram, wordpiece
 
 from attnmech.methods.drift.word_types import WORD_TYPES, word_types
-from attnmech.runs.token_types import TOKEN_TYPES, token_types
+from attnmech.runs.token_types import TOKEN_TYPES, token_types, type_of
 
 TYPES = {
     "sentence end": [".", "?!", "…", "。", "．", "！", "।", "؟", "۔", "։", "።", "។", ".”", "?»", "。」", '."'],
@@ -65,3 +65,18 @@ def test_ids_without_a_text_are_no_numbers() -> None:
 def test_a_cut_character_has_no_type_of_its_own() -> None:
     batch = batch_of(byte_level(257), "a你b")
     assert [TOKEN_TYPES[number] for number in token_types(batch.part(0, 3))[0].tolist()][1:] == ["other"] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("ै।", "sentence end"),
+        (" ूँ।", "sentence end"),
+        ("\u064e؟", "sentence end"),
+        ("‼️", "sentence end"),
+        ("\u0301,", "comma"),
+        ("ै", "word"),
+    ],
+)
+def test_a_mark_that_shares_a_token_with_an_accent_keeps_its_type(text: str, kind: str) -> None:
+    assert TOKEN_TYPES[type_of(text)] == kind
