@@ -153,10 +153,9 @@ def batches(
     the left or inside. Each of these stays one batch, and ends the window before it.
 
     `truncate` cuts documents to the model's number of positions and to the length on which it was trained, and texts to
-    `MOST_CHARACTERS`. Without it, the first document that is longer than
-    those of the training brings a `LongTextWarning`. `shard` (k, n) takes
-    only the documents k, k + n, ... `bos` is as in `HookedModel.encode`. `whole` hashes every document, including those
-    of other shards.
+    `MOST_CHARACTERS`. Without it, the first document that is longer than those of the training brings a
+    `LongTextWarning`. `shard` (k, n) takes only the documents k, k + n, ... `bos` is as in `HookedModel.encode`.
+    `whole` hashes every document, including those of other shards.
 
     Raises `InputError`, naming the document's number, if a document is empty, has the wrong type, or is longer than the
     model's number of positions.

@@ -5,12 +5,12 @@ A tokenizer may put a space before every text, or join the string with the chara
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, Final
 
 from ..errors import InputError
 from ..model.run.hooked import HookedModel
 
-_TAIL = 8
+_TAIL: Final = 8
 """The number of tokens that stand for a text whose tokens do not spell it."""
 
 

@@ -1,8 +1,9 @@
 """Remembers certificates in the user's cache folder, so that a model is proven once and not at every load.
 
-An entry is found by the SHA-256 of everything that the checks depend on: weights and buffers, config, classes, device
-kind and precision, the versions of the libraries, and attnmech's own source. Models with code, hooks or edits of their
-own are never remembered, and a remembered certificate holds only if attnmech still returns what transformers returns.
+An entry is found by the SHA-256 of everything that the checks depend on: weights and buffers, config, classes and
+settings of modules, device kind and precision, the versions of the libraries, and attnmech's own source. Models with
+code, hooks or edits of their own are never remembered, and a remembered certificate holds only if attnmech still
+returns what transformers returns.
 """
 
 import hashlib
@@ -34,6 +35,7 @@ FOLDER: Final = "ATTNMECH_CERTIFICATES"
 _LIBRARIES: Final = ("attnmech", "torch", "transformers", "transformer-lens")
 _PACKAGES: Final = ("torch", "transformers", "attnmech")
 """The packages whose modules compute what their versions say."""
+_PLAIN: Final = (bool, int, float, str, tuple)
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 """What the name of a function says of this process alone."""
 
@@ -75,13 +77,10 @@ def _entry(model: HookedModel) -> Path | None:
     if folder == "" or model.is_own or not _is_plain(model.original):
         return None
     original = model.original
-    kinds = sorted(
-        {f"{type(part).__module__}.{type(part).__qualname__} {part.training}" for part in original.modules()}
-    )
     known = [
         model.weights_hash,
         tensors_hash(dict(original.named_buffers())),
-        *kinds,
+        *(f"{path} {_settings(part)}" for path, part in original.named_modules()),
         *(_ADDRESS.sub("", f"{stack.label} {stack.architecture!r}") for stack in model.stacks.values()),
         f"{model.device.type} {model.dtype} {original.config._attn_implementation} {type(model.encoder).__name__}",
         *(f"{name} {version(name)}" for name in _LIBRARIES),
@@ -89,6 +88,16 @@ def _entry(model: HookedModel) -> Path | None:
         _source(),
     ]
     return (cache_folder("certificates") if folder is None else Path(folder)) / f"{_digest(chr(10).join(known))}.json"
+
+
+def _settings(part: nn.Module) -> str:
+    """A module's class and its own settings, which may differ from the config's: numbers, names and functions."""
+    own = {
+        name: getattr(value, "__qualname__", value)
+        for name, value in vars(part).items()
+        if name != "name_or_path" and (value is None or isinstance(value, _PLAIN) or hasattr(value, "__qualname__"))
+    }
+    return f"{type(part).__module__}.{type(part).__qualname__} {sorted(own.items(), key=str)}"
 
 
 def _is_plain(original: nn.Module) -> bool:

@@ -49,6 +49,14 @@ def other_eps(model: Any) -> None:
     model.config.rms_norm_eps *= 2
 
 
+def own_eps(model: Any) -> None:
+    model.model.layers[1].input_layernorm.variance_epsilon *= 2
+
+
+def other_function(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.GELU()
+
+
 def hook(model: Any) -> None:
     model.model.layers[0].register_forward_hook(lambda *_: None)
 
@@ -67,7 +75,10 @@ def training(model: Any) -> None:
     model.model.layers[0].train()
 
 
-@pytest.mark.parametrize("change", [changed_weight, changed_buffer, other_eps, hook, own_method, own_class, training])
+@pytest.mark.parametrize(
+    "change",
+    [changed_weight, changed_buffer, other_eps, own_eps, other_function, hook, own_method, own_class, training],
+)
 def test_a_changed_model_is_proven(change: Callable[[Any], None]) -> None:
     assert is_proven(models.fresh("llama"))
     model = models.fresh("llama")
