@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 
 import attnmech as am
 from attnmech import draw
-from attnmech.demo.text import documents
 from attnmech.errors import (
     InputError,
     MissingPointError,
@@ -29,7 +28,6 @@ from attnmech.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from attnmech.interventions.edits import Replace, Scale, Zero, ZeroValues
 from attnmech.model.stack import points as model_points
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -38,8 +36,6 @@ NAN, INF = float("nan"), float("inf")
 TEXT: Final = "Anna sang of shells."
 OTHER: Final = "Tom sang of shells."
 TEXTS: Final = (TEXT, "Tom lost his old anchor.")
-OPPOSITES: Final = [("hot", "cold"), ("big", "small"), ("up", "down"), ("wet", "dry"), ("old", "new"), ("far", "near")]
-META, SPARSE = torch.zeros(1, 1, 8, 24, device="meta"), torch.zeros(1, 1, 8, 24).to_sparse()
 LONG: Final = "/tmp/" + "x" * 5000
 Case = tuple[Callable[[], Any], type[am.AttnmechError], str]
 
@@ -71,11 +67,6 @@ def within(edits: Any) -> Any:
         return demo.run(TEXT)
 
 
-def changed(intervention: am.Intervention) -> Any:
-    with demo.intervene(intervention):
-        return demo.run(TEXT)
-
-
 def patched(**options: Any) -> Any:
     given = {"layers": [0], "answers": [" a"], "against": [" the"]} | options
     return am.patch(demo, given.pop("clean", [TEXT]), [OTHER], **given)
@@ -86,138 +77,62 @@ def attributed(**options: Any) -> Any:
     return am.attribute(demo, [TEXT], ["Tom" + TEXT[4:]], **given)
 
 
-def faithful() -> Any:
-    circuits = [am.Circuit(nodes=("L0H1",)), am.Circuit(nodes=("L0H1", "L1H2", "L2 MLP"))]
-    return am.faithfulness(demo, circuits, [TEXT], ["Tom" + TEXT[4:]], answers=[" a"], against=[" the"])
-
-
-def steered() -> Any:
-    direction = {1: torch.ones(1, 1, 192)}
-    return am.steer(demo, direction, list(TEXTS), at="resid_post", factors=[0, 1], metric="kl", side_inputs=[TEXT])
-
-
 def swept(run: Callable[..., Any] = am.ablate_heads, /, **options: Any) -> Any:
     return run(demo, list(TEXTS), **{"layers": [0]} | options)
 
 
 LOAD: list[Case] = [
     (lambda: am.load(LONG), ModelNotFoundError, "File name too long"),
-    (lambda: am.load(Path(LONG)), ModelNotFoundError, "File name too long"),
     (lambda: am.load("/tmp/a\0b"), ModelNotFoundError, "null byte"),
     (lambda: am.load("~nobody_of_this_name/model"), ModelNotFoundError, "there is no folder"),
     (lambda: am.load(dtype=5), InputError, "dtype must be a floating-point type"),
-    (lambda: am.load(dtype=[torch.float32]), InputError, "dtype must be a floating-point type"),
     (lambda: am.load(device=1.5), InputError, 'device must be a torch.device or its name, such as "cpu"; got 1.5.'),
     (lambda: am.load(bos="yes"), InputError, "`bos` must be True, False or None; got 'yes'."),
     (lambda: am.load(tokenizer=5), InputError, "`tokenizer` must be a transformers tokenizer, or left out; got 5."),
-    (lambda: am.load(tokenizer="gpt2"), InputError, "`tokenizer` must be"),
-]
+]  # fmt: skip
 
 RUN: list[Case] = [
     (lambda: demo.run(TEXT, bos="yes"), InputError, "`bos` must be True, False or None; got 'yes'."),
-    (lambda: demo.run(ids, bos=1), InputError, "`bos` must be"),
     (lambda: demo.encode(TEXT, bos=np.bool_(True)), InputError, "`bos` must be"),
-    (lambda: demo.generate(TEXT, 2, bos="no"), InputError, "`bos` must be"),
-    (
-        lambda: am.stream(demo, iter(TEXTS), [am.results.AttentionFocus.reducer()], bos="yes"),
-        InputError,
-        "`bos` must be",
-    ),
-    (lambda: swept(bos=0), InputError, "`bos` must be"),
+    (lambda: am.stream(demo, iter(TEXTS), [am.results.AttentionFocus.reducer()], bos="yes"), InputError,
+     "`bos` must be"),
     (lambda: demo.run(ids.to("meta")), InputError, "token ids must hold numbers; got a tensor on the meta device"),
     (lambda: demo.run(ids.to_sparse()), InputError, "token ids must be a dense tensor; got a sparse one. Try .to_d"),
-    (
-        lambda: demo.run(torch.nested.nested_tensor([ids[0], ids[0, :2]], layout=torch.jagged)),
-        InputError,
-        "got a nested one",
-    ),
-    (lambda: demo.run({"input_ids": ids.to("meta")}), InputError, "meta device"),
+    (lambda: demo.run(torch.nested.nested_tensor([ids[0], ids[0, :2]], layout=torch.jagged)), InputError,
+     "got a nested one"),
     (lambda: demo.run({"input_ids": ids, "attention_mask": ids.to("meta")}), InputError, "attention_mask must hold"),
-    (lambda: demo.run({"input_ids": ids, "attention_mask": ids.to_sparse()}), InputError, "got a sparse one"),
     (lambda: demo.run({"input_ids": ids, 5: 3}), InputError, "got 5 as well"),
-    (lambda: demo.run({1: 2, "a": 3}), InputError, 'must hold "input_ids"'),
     (lambda: demo.run(np.array(1)), InputError, "token ids must have the shape"),
     (lambda: demo.run(TEXT, points=5), InputError, "`points` must be a name or a list of names"),
-    (lambda: demo.run(TEXT, points=None), InputError, "`points` must be"),
-    (lambda: demo.run(TEXT, points=np.array(1)), InputError, "`points` must be"),
     (lambda: demo.run(TEXT, points=[("pattern", 1.5)]), InputError, "must be an int; got 1.5"),
-    (lambda: demo.run(TEXT, points=[("pattern", torch.tensor(True))]), InputError, "must be an int"),
     (lambda: demo.run(TEXT, ["q"], layers=1.5), InputError, "`layers` must be a list of ints; got 1.5."),
-    (lambda: demo.run(TEXT, ["q"], layers=NAN), InputError, "`layers` must be a list of ints; got nan."),
     (lambda: demo.run(TEXT, ["q"], layers=np.bool_(True)), InputError, "`layers` must be a list of ints"),
-    (lambda: demo.run(TEXT, ["q"], layers="1"), InputError, "`layers` must be a list of ints; got '1'."),
     (lambda: demo.run(TEXT, ["q"], layers=[10**30]), InputError, "`layer` must be from 0 to 3"),
-    (lambda: demo.run(TEXT, ["q"], gradients_of=3), InputError, "gradients_of must be a function"),
     (lambda: demo.run(TEXT, ["q"], gradients_of=lambda: 1), InputError, "gradients_of must be a function"),
     (lambda: demo.run(TEXT, ["q"], gradients_of=lambda logits: 3), InputError, "gradients_of must return a tensor"),
     (lambda: demo.hooks([1]).__enter__(), InputError, "hooks must map points to functions"),
     (lambda: demo.hooks({"pattern": 5}).__enter__(), InputError, "must be a function of the value; got 5"),
     (lambda: within({("z", 1): lambda z: z.to("meta")}), InputError, "returns must hold numbers"),
     (lambda: within({("z", 1): lambda z: z.to_sparse()}), InputError, "got a sparse one"),
-    (lambda: within({("pattern", 1): lambda p: p.to_sparse()}), InputError, "got a sparse one"),
     (lambda: within({("pattern", 1): lambda p: p.to(torch.cfloat)}), InputError, "must return real numbers"),
     (lambda: within({("z", 1): lambda z: z.numpy()}), InputError, "must return a tensor"),
     (lambda: demo.intervene(5).__enter__(), InputError, "expected an am.Intervention"),
     (lambda: demo.stack([]), InputError, "`stack` must be one of"),
     (lambda: demo.weights(9), InputError, "`layer` must be from 0 to 3"),
-    (lambda: demo.weights("1"), InputError, "`layers` must be"),
     (lambda: demo.points["patern"], MissingPointError, "this model has no point 'patern'; its points are: "),
     (lambda: demo.generate(TEXT, 2, foo=3), InputError, "`generate` has no option `foo`. It takes stop_at_eos, "),
     (lambda: demo.generate(TEXT, 2, topk=3), InputError, "`generate` has no option `topk`; try `top_k`. It takes "),
-    (lambda: demo.generate(TEXT, 2, return_type="str"), InputError, "no option `return_type`"),
-    (lambda: demo.generate(TEXT, 2, input="x"), InputError, "no option `input`"),
     (lambda: demo.generate(TEXT, 2, do_sample="no"), InputError, "`do_sample` must be True or False; got 'no'."),
     (lambda: demo.generate(TEXT, 2, do_sample=True, temperature=NAN), InputError, "cannot generate with do_sample"),
     (lambda: demo.generate(TEXT, 2, do_sample=True, top_k=0), InputError, "top_k has to be greater than 0"),
     (lambda: demo.generate(TEXT, 2.5), InputError, "`max_new_tokens` must be a whole number, 1 or more; got 2.5."),
-]
-
-SELECTIONS: list[Case] = [
-    (lambda: swept(layers=None, heads=np.array([[True, False]])), InputError, '`heads` must be "all" or a list'),
-    (lambda: swept(layers=None, heads=torch.tensor([[True, False]])), InputError, '`heads` must be "all"'),
-    (lambda: swept(layers=None, heads=np.array([[1.0, 2.0]])), InputError, '`heads` must be "all"'),
-    (lambda: swept(layers=None, heads=np.zeros((0, 2), int)), InputError, "at least one head"),
-    (
-        lambda: swept(layers=None, heads=torch.zeros(1, 2, dtype=int, device="meta")),
-        InputError,
-        '`heads` must be "a',
-    ),
-    (
-        lambda: am.Intervention.zero([(-1, 0)], positions=5),
-        InputError,
-        '`positions` must be "last" or a list of whole numbers',
-    ),
-    (lambda: am.Intervention.zero([(0, 1)], stack=[1]), InputError, "`stack` must be a string; got [1]."),
-    (lambda: am.Intervention(Zero(), 5), InputError, '`heads` must be "all"'),
-    (lambda: am.Intervention("zero"), InputError, "`edit` must be an edit"),
-    (lambda: Zero(["z"]), InputError, "`point` must be one of z, attn_out, mlp_out; got ['z']."),
-    (lambda: ZeroValues(5), InputError, "`keys` must be"),
-    (lambda: am.Intervention(Zero(), positions=1.5), InputError, "`positions` must be"),
-    (lambda: Scale("position", "x"), InputError, "`factor` must be a fin"),
-    (lambda: Replace(5), InputError, "values must be tensors by layer, such as {3: acts['z', 3]}; got int."),
-    (lambda: am.Intervention.scale(["position"]), InputError, "`term` must be one of query_key"),
-    (lambda: am.Intervention.scale("position", INF), InputError, "`factor` must be a finite number; got inf."),
-    (lambda: am.Intervention.scale("position", np.bool_(True)), InputError, "`factor` must be a finite number"),
-    (lambda: am.Intervention.stream(["z"], [0]), InputError, "`point` must be one of"),
-    (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to_sparse()), InputError, "sparse"),
-    (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to("meta")), InputError, "meta"),
-    (lambda: am.Values({1: META}), InputError, "the values of layer 1 must hold numbers; got a tensor on the meta"),
-    (lambda: am.Values({1: SPARSE}), InputError, "the values of layer 1 must be a dense tensor; got a sparse one."),
-    (lambda: am.Values({1: torch.tensor([NAN])}), InputError, "with NaN or infinity in it"),
-    (lambda: am.Values({1: torch.zeros(1, dtype=torch.cfloat)}), InputError, "must be finite real numbers"),
-    (lambda: am.Values({1: torch.zeros(1, 0, 8, 24)}), InputError, "must not be empty"),
-    (lambda: am.Values({True: torch.zeros(1)}), InputError, "values must be tensors by layer"),
-    (lambda: am.Values({-1: torch.zeros(1)}), InputError, "values must be tensors by layer"),
-]
+]  # fmt: skip
 
 METHODS: list[Case] = [
     *(
         (lambda memory=memory: swept(memory=memory), InputError, "`memory` must be a finite number above 0")
         for memory in ("1", NAN, INF, -1, 0, 10**30, None, True, np.bool_(True), torch.tensor(1.0), [1])
     ),
-    (lambda: swept(am.head_importance, memory=-1), InputError, "`memory` must be"),
-    (lambda: swept(am.null_attention, memory=NAN), InputError, "`memory` must be"),
-    (lambda: swept(am.prune_heads, memory="1", steps=1), InputError, "`memory` must be"),
     (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), (1, 2))], memory="1"), InputError, "`memory` must be"),
     (lambda: patched(memory=0), InputError, "`memory` must be"),
     *(
@@ -230,60 +145,35 @@ METHODS: list[Case] = [
     ),
     (lambda: am.attention_focus(demo, iter(TEXTS), truncate="no"), InputError, "`truncate` must be True or False"),
     (lambda: am.attention_focus(demo, TEXT, last=NAN), InputError, "`last` must be a whole number, 1 or more"),
-    (lambda: am.stream(demo, TEXT, 5), InputError, "`reducers` must be a list of reducers"),
-    (lambda: am.stream(demo, TEXT, np.array(1)), InputError, "`reducers` must be a list of reducers"),
-    (
-        lambda: am.stream("gpt2", TEXT, [am.results.AttentionFocus.reducer()]),
-        InputError,
-        "the model must come from am.load",
-    ),
-    (lambda: am.ablate_heads(models.fresh("gpt2"), TEXT), InputError, "the model must come from am.load"),
+    (lambda: am.stream("gpt2", TEXT, [am.results.AttentionFocus.reducer()]), InputError,
+     "the model must come from am.load"),
     (lambda: am.decompose_scores(None, TEXT), InputError, "the model must come from am.load; got None."),
     (lambda: am.certify(demo, full=1), InputError, "`full` must be True or False; got 1."),
     (lambda: am.load(certify="long"), InputError, "`certify` must be one of short, full, again; got 'long'."),
-    (lambda: am.certify("gpt2"), InputError, "the model must come from am.load; got 'gpt2'."),
-    (lambda: am.report("gpt2", TEXT), InputError, "the model must come from am.load"),
     (lambda: am.ablate_heads(demo, np.array(1)), InputError, "token ids must have the shape"),
-    (lambda: am.null_attention(demo, np.array(1)), InputError, "token ids must have the shape"),
     (lambda: swept(method=["zero"]), InputError, "`method` must be one of zero, mean, resample; got ['zero']."),
-    (lambda: swept(metric=[]), InputError, "`metric` must be one of"),
     (lambda: swept(later=np.array(1)), InputError, "`later` must be"),
     (lambda: swept(shifts="yes"), InputError, "`shifts` must be True or False; got 'yes'."),
     (lambda: swept(method="resample", seed="x"), InputError, "`seed` must be a whole number"),
-    (lambda: swept(seed=2**64), InputError, "`seed` must be a whole number"),
     (lambda: swept(answers=5.0, metric="accuracy"), InputError, "`answers` must be one token per text"),
     (lambda: swept(answers=[(" a", " the")] * 2, metric="accuracy"), InputError, "to compare with is `against`"),
-    (lambda: swept(answers=torch.ones(2, device="meta"), metric="accuracy"), InputError, "`answers` must hold num"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2).to_sparse()), InputError, "got a sparse one"),
-    (lambda: swept(metric=lambda logits, batch: torch.ones(2, device="meta")), InputError, "meta device"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2) * 1j), InputError, "must return one number for each"),
     (lambda: swept(am.head_importance, sweep=5), InputError, "`sweep` must be a result of am.ablate_heads"),
-    (
-        lambda: swept(am.head_importance, method="mean", reference=am.Values({0: torch.zeros(3)})),
-        InputError,
-        "its values must be [batch position head=8 d_head=24]; those for layer 0 are [3]",
-    ),
+    (lambda: swept(am.head_importance, method="mean", reference=am.Values({0: torch.zeros(3)})), InputError,
+     "its values must be [batch position head=8 d_head=24]; those for layer 0 are [3]"),
     (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), {})]), InputError, "`pairs` must be a list of pairs of heads"),
-    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1, 2), (1, 2))]), InputError, "`pairs` must be"),
     (lambda: swept(am.prune_heads, random=NAN), InputError, "`random` must be a whole number, 0 or more"),
-    (
-        lambda: swept(am.prune_heads, steps=9),
-        InputError,
-        "`steps` must be a whole number, 1 to 8 (the heads chosen)",
-    ),
-    (
-        lambda: swept(am.prune_heads, metric=lambda x, batch: x[:, 0, 0], higher_is_better="no"),
-        InputError,
-        "`higher_is_better` must be True, False or None; got 'no'.",
-    ),
+    (lambda: swept(am.prune_heads, steps=9), InputError, "`steps` must be a whole number, 1 to 8 (the heads chosen)"),
+    (lambda: swept(am.prune_heads, metric=lambda x, batch: x[:, 0, 0], higher_is_better="no"), InputError,
+     "`higher_is_better` must be True, False or None; got 'no'."),
     (lambda: patched(positions=5), InputError, '`positions` must be "last" or a list of positions; got 5.'),
     (lambda: patched(at=[]), InputError, "`at` must be one of z"),
-    (lambda: swept(am.null_attention, sink=[]), InputError, "`sink` must be one of"),
     (lambda: swept(am.null_attention, delta=True), InputError, "`delta` must be a finite number above 0; got True."),
     (lambda: am.decompose_scores(demo, TEXT, fold_norm="no"), InputError, "`fold_norm` must be True or False"),
     (lambda: am.decompose_by_source(demo, TEXT, cells=[(1.0, 1.0)]), InputError, "`cells` must be a list of"),
     (lambda: am.mean_z(demo, TEXT, per_position="no"), InputError, "`per_position` must be True or False"),
-]
+]  # fmt: skip
 
 PATHS: list[Case] = [
     *(
@@ -299,14 +189,11 @@ PATHS: list[Case] = [
         (lambda path=path: am.Intervention.zero([(0, 1)]).save(path), OutputError, words)
         for path, words in ((LONG, "too long"), ("a\0b", "null byte"), (5, "got int"), ("", "it is a folder"))
     ),
-    (lambda: acts.show("pattern").write_html(LONG), OutputError, "too long"),
     *(
         (lambda path=path: am.attention_focus(demo, iter(TEXTS), journal=path), InputError, "path")
         for path in (LONG, 5, "a\0b")
     ),
-    (lambda: swept(journal=LONG), InputError, "too long"),
-    (lambda: swept(am.prune_heads, steps=1, journal=LONG), InputError, "too long"),
-]
+]  # fmt: skip
 
 DRAWN: list[Case] = [
     *(
@@ -334,32 +221,19 @@ DRAWN: list[Case] = [
     (lambda: draw.model_view(pattern, tokens, layers=[0, 1, 2, NAN]), InputError, "`layers` must be a whole number"),
     (lambda: draw.model_view(pattern, tokens, layers=range(4), sums_to_one="no"), InputError, "`sums_to_one` must"),
     (lambda: draw.model_view(pattern, tokens, layers=range(4), title=5), InputError, "`title` must be a string"),
-    (lambda: draw.sentence_view(pattern, tokens, layers=range(4), special=5), InputError, "`special` must be"),
     (lambda: draw.token_graph(pattern, tokens, layers=range(4), threshold="x"), InputError, "`threshold` must be"),
-    (lambda: draw.attention_heads(pattern[0], tokens, heads=5), InputError, "`heads` must be a list of strings"),
-    (lambda: draw.attention_heads(pattern[0], tokens, hidden=[]), InputError, "`hidden` must be a boolean array"),
     (lambda: draw.attention_pattern(pattern[0, 0], tokens, hidden=np.ones((4, 4))), InputError, "boolean array"),
-    (lambda: draw.colored_tokens(pattern[0, 0, 0], None), InputError, "`tokens` must be a list of strings"),
-    (
-        lambda: draw.colored_tokens_multi(pattern[0, 0], tokens, labels=[1] * 4),
-        InputError,
-        "`labels` must hold only strings",
-    ),
     (lambda: log_probs(ids=5), InputError, "`ids` must be a list of token ids; got 5."),
     (lambda: log_probs(top=1.5), InputError, "`top` must be a whole number, 1 to"),
-    (lambda: log_probs(text_of=5), InputError, "`text_of` must be a function of a token id; got 5."),
     (lambda: log_probs(text_of=lambda token: token), InputError, "`text_of` must return strings"),
     (lambda: log_probs(logits=acts.logits[0] * NAN), InputError, "`logits` must hold numbers"),
     (lambda: neurons(values=5), InputError, "`values` must be a list of arrays"),
     (lambda: neurons(names=("a",)), InputError, "`names` must be a pair; got ('a',)."),
-    (lambda: neurons(labels=5), InputError, "`labels` must be a pair; got 5."),
-    (lambda: neurons(tokens=[5]), InputError, "`tokens` must be a list of strings; got 5."),
     (lambda: draw.effect_map(5, 5, 5, layers=[0], label="x"), InputError, "must be [layer head] of 1 layers"),
     (lambda: draw.attention_map([1], ["a"]), InputError, "`scores` must have the axes [query key]"),
-    (lambda: acts.show("pattern", layer=[1]), am.AttnmechError, "layer"),
     (lambda: acts.show("pattern", head=1.5), InputError, "`head` must be from 0 to 7"),
     (lambda: acts.show("pattern", view=5), InputError, "`view` must be one of"),
-]
+]  # fmt: skip
 
 
 def log_probs(**given: Any) -> Any:
@@ -372,7 +246,7 @@ def neurons(**given: Any) -> Any:
     return draw.text_neuron_activations(**usual | given)
 
 
-@pytest.mark.parametrize(("call", "error", "words"), [*LOAD, *RUN, *SELECTIONS, *METHODS, *PATHS, *DRAWN])
+@pytest.mark.parametrize(("call", "error", "words"), [*LOAD, *RUN, *METHODS, *PATHS, *DRAWN])
 def test_what_cannot_be_used_is_refused_in_one_line(
     call: Callable[[], Any], error: type[am.AttnmechError], words: str
 ) -> None:
@@ -396,12 +270,9 @@ def test_options_of_results() -> None:
             for level in ("1", None, NAN, 0, 1, True, [0.9])
         ),
         (lambda: focus.interval("entropy", -1), InputError, "`level` must be a finite number"),
-        (lambda: focus.interval("entropy", True), InputError, "`level` must be"),
         (lambda: focus.mean(5), InputError, "`statistic` must be one of"),
         (lambda: focus.where(first_row="no"), InputError, "`first_row` must be True or False; got 'no'."),
-        (lambda: focus.where(special=0), InputError, "`special` must be True or False; got 0."),
         (lambda: focus.where(rows=5), InputError, "`rows` must be True or False for each of the [2, "),
-        (lambda: focus.where(rows=np.ones((2, 6), bool)), InputError, "`rows` must be"),
         (lambda: focus.plot([]), InputError, "`figure` must be one of"),
         (lambda: focus.sink_share(1.5), InputError, "`position` must be from 0 to"),
         (
@@ -412,18 +283,11 @@ def test_options_of_results() -> None:
         (lambda: effects.strongest("x"), InputError, "`count` must be a whole number, 1 or more"),
         (lambda: updates.numbers(layers=5), InputError, "`layers` must be a list of ints; got 5."),
         (lambda: updates.numbers(layers=[9]), InputError, "`layer` must be one of the layers measured"),
-        (lambda: updates.plot(layer=True), InputError, "`layer` must be one of the layers measured"),
-        (lambda: updates.plot("foo"), InputError, "`figure` must be one of"),
-        (lambda: split.select(1.5), InputError, "`layers` must be a list of ints; got 1.5."),
         (lambda: split.select([True]), InputError, "`layer` must be one of the layers decomposed"),
         (lambda: split.numbers(ranks="x"), InputError, "`ranks` must be a whole number"),
         (lambda: split.terms["foo"], MissingPointError, "these scores have no term 'foo'; they have query_key"),
-        (lambda: split.shares()["foo"], MissingPointError, "no term 'foo'"),
-        (lambda: split.contrast(3, 0, 1)["foo"], MissingPointError, "no term 'foo'"),
-        (lambda: split.write_html(LONG), OutputError, "too long"),
         (lambda: focus.write_html(5), OutputError, "a path must be a string or a Path; got int."),
         (lambda: focus.save("a\0b"), OutputError, "null byte"),
-        (lambda: why.matrix(1.5, 0), InputError, "`layer` must be one of the layers decomposed, [1]; got 1.5."),
         (lambda: why.matrix(1, True), InputError, "`head` must be one of those decomposed in layer 1"),
         (lambda: why.matrix(1, 0, contrast="no"), InputError, "`contrast` must be True or False"),
     ]
@@ -459,35 +323,19 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 DELETED: Final = object()
 
 
-def results() -> dict[str, Callable[[], Any]]:
-    return {
-        "AttentionFocus": lambda: am.attention_focus(demo, list(TEXTS)),
-        "of a corpus": lambda: am.attention_focus(demo, iter(TEXTS)),
-        "ResidualUpdates": lambda: am.residual_updates(demo, TEXT, answers=" a"),
-        "ScoreDecomposition": lambda: am.decompose_scores(demo, list(TEXTS), layers=[0, 2]),
-        "SourceDecomposition": lambda: am.decompose_by_source(demo, TEXT, layers=[1]),
-        "QKDirections": lambda: am.qk_directions(demo, list(TEXTS), layers=[0, 2], k=2),
-        "HeadEffects": lambda: swept(shifts=True),
-        "PatchEffects": patched,
-        "PositionEffects": lambda: patched(at="resid_pre"),
-        "Attribution": lambda: attributed(confirm=2, controls=1),
-        "EdgeAttribution": lambda: attributed(confirm=2, controls=1, layers=None, edges=True),
-        "Faithfulness": faithful,
-        "MeanDifference": lambda: am.mean_difference(demo, documents(4), documents(8)[4:], layers=[1, 2]),
-        "Steering": steered,
-        "FunctionHeads": lambda: am.function_heads(demo, OPPOSITES, shots=2, prompts=2, heads=[(1, 2)]),
-        "PairEffects": lambda: am.ablate_pairs(demo, list(TEXTS), [((0, 1), (1, 2))]),
-        "SweepEffects": lambda: am.ablate_set(demo, list(TEXTS), [(0, 1), (1, 2)]),
-        "PruningCurve": lambda: swept(am.prune_heads, steps=2, random=1),
-        "HeadImportance": lambda: swept(am.head_importance),
-        "NullAttention": lambda: swept(am.null_attention),
-    }
+RESULTS: Final[dict[str, Callable[[], Any]]] = {
+    "sums of a corpus": lambda: am.attention_focus(demo, iter(TEXTS)),
+    "parts": lambda: am.decompose_scores(demo, list(TEXTS), layers=[0, 2]),
+    "pairs of names": lambda: attributed(confirm=2, controls=1, layers=None, edges=True),
+    "results by name": lambda: swept(am.null_attention),
+}
+"""One result of each form that the codec stores."""
 
 
-@pytest.mark.parametrize("name", results())
+@pytest.mark.parametrize("name", RESULTS)
 def test_an_edited_result_is_refused_or_works(name: str, tmp_path: Path) -> None:
-    """for any change of its file, `load_result` reports it in one line, or the result can be shown."""
-    result, path = results()[name](), tmp_path / "edited.safetensors"
+    """For any change of its file, `load_result` reports it in one line, or the result can be shown."""
+    result, path = RESULTS[name](), tmp_path / "edited.safetensors"
     header, tensors = saved(result, path)
     assert repr(am.load_result(path)) == repr(result)
     texts = [put(header, at, new) for at in leaves(header) for new in (None, -1, "x", [], {}, NAN) if at != ("kind",)]
@@ -700,7 +548,6 @@ def test_the_report_stays_a_function_beside_its_module() -> None:
     anew = "import sys; [sys.modules.pop(name) for name in list(sys.modules) if name.split('.')[0] == 'attnmech']"
     orders = (
         "import attnmech.pages.report",
-        "from attnmech.pages.result import Report",
         "am.report; from attnmech import pages",
     )
     run_python("-c", "\n".join(f"{anew}; import attnmech as am; {before}; {after}" for before in orders))

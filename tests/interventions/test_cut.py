@@ -16,17 +16,6 @@ from attnmech.interventions import Intervention
 from attnmech.runs.sweep import run_sweep
 
 
-@pytest.mark.parametrize("name", ["bloom", "llama", "gpt_oss", "bert"])
-def test_a_row_without_keys_attends_to_nothing(name: str) -> None:
-    model, ids = models.hooked(name), models.token_ids(name)
-    end = 1 if model.causal else 7
-    with model.intervene(Intervention.cut((0, 1), (0, end), [(0, 1)])):
-        acts = model.run(ids, points=["z", "pattern"])
-    assert not bool(acts["z", 0][:, 0, 1].any()) and not bool(acts["pattern", 0][:, 1, 0].any())
-    empty = (acts["pattern", 0].sum(-1) == 0).sum()
-    assert int(empty) == len(ids)
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
 def test_all_heads_cut_is_transformers_with_a_mask(name: str) -> None:
     ids = models.token_ids(name)
@@ -53,11 +42,6 @@ def test_spans_must_lie_in_every_text() -> None:
     for spans in (((0, 0), (1, 2)), ((3, 1), (0, 1)), ((-1, 1), (0, 1))):
         with pytest.raises(InputError, match="0 ≤ start < end"):
             Intervention.cut(*spans)
-
-
-def test_saved(tmp_path: Path) -> None:
-    cut = Intervention.cut((6, 9), (0, 3), [(3, 5)])
-    assert Intervention.load(cut.save(tmp_path / "cut.safetensors")) == cut
 
 
 def test_effects_are_those_of_single_runs() -> None:

@@ -1,7 +1,7 @@
 """Interventions as values: their sentences, their equality, and their files."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,14 @@ MADE: list[tuple[Intervention, str]] = [
     (Intervention.zero("all", positions=[-1, 2, -3]), "z of all heads becomes 0 at positions 2, -3, -1"),
     (Intervention.attend([(0, 2)], "uniform"), "pattern of L0H2 becomes uniform"),
     (Intervention.attend([(0, 2)], "self"), "attention of L0H2 goes to the token itself"),
-    (
-        Intervention.attend("all", "first", positions=[0]),
-        "attention of all heads goes to the first token at positions 0",
-    ),
+    (Intervention.attend("all", "first", positions=[0]),
+     "attention of all heads goes to the first token at positions 0"),
     (Intervention.reweight([(0, 2)], [3, 1], 2.5), "attention of L0H2 to keys 1, 3 is multiplied by 2.5"),
     (Intervention.reweight("all", "first", 0.1), "attention of all heads to the first token is multiplied by 0.1"),
     (Intervention.remove_keys([(0, 2)], "first"), "the first token removed from the pattern of L0H2"),
     (Intervention.remove_keys([(0, 2)], "special"), "special tokens removed from the pattern of L0H2"),
-    (
-        Intervention.remove_keys([(0, 2)], [4, 0, 4], positions=[5]),
-        "keys 0, 4 removed from the pattern of L0H2 at positions 5",
-    ),
+    (Intervention.remove_keys([(0, 2)], [4, 0, 4], positions=[5]),
+     "keys 0, 4 removed from the pattern of L0H2 at positions 5"),
     (Intervention.remove_keys([(0, 2)], MASK), "a mask of 3 keys in 2 texts removed from the pattern of L0H2"),
     (Intervention.cut((6, 9), (0, 1)), "attention of tokens 6 to 8 to token 0 cut in all heads"),
     (Intervention.cut([6, 9], [0, 2], [(0, 2)]), "attention of tokens 6 to 8 to tokens 0 to 1 cut in L0H2"),
@@ -59,16 +55,12 @@ MADE: list[tuple[Intervention, str]] = [
     (Intervention.scale("key_bias", 0.5, [(2, 1)]), "key_bias in the scores of L2H1 is multiplied by 0.5"),
     (Intervention.zero_values([(2, 1)], "first"), "v at the first token of L2H1 becomes 0"),
     (Intervention.zero_values([(2, 1)], [1, 3]), "v at keys 1, 3 of L2H1 becomes 0"),
-    (
-        Intervention.replace_values([(2, 1)], MASK, values(2)),
-        "v at a mask of 3 keys in 2 texts of L2H1 becomes given values",
-    ),
+    (Intervention.replace_values([(2, 1)], MASK, values(2)),
+     "v at a mask of 3 keys in 2 texts of L2H1 becomes given values"),
     (Intervention.stream("resid_pre", [2], {2: torch.zeros(1, 1, 8)}), "resid_pre of L2 becomes given values"),
     (Intervention.stream("resid_mid", [2], {2: torch.zeros(1, 1, 8)}), "resid_mid of L2 becomes given values"),
-    (
-        Intervention.stream("resid_post", [2], {2: torch.zeros(1, 1, 8)}, positions="last"),
-        "resid_post of L2 becomes given values at the last position",
-    ),
+    (Intervention.stream("resid_post", [2], {2: torch.zeros(1, 1, 8)}, positions="last"),
+     "resid_post of L2 becomes given values at the last position"),
     (Intervention.stream("attn_out", [2, 1]), "attn_out of L1, L2 becomes 0"),
     (Intervention.stream("mlp_out", [0], stack="encoder"), "mlp_out of encoder L0 becomes 0"),
     (Intervention(Zero("mlp_out"), ()), "mlp_out of all layers becomes 0"),
@@ -76,16 +68,14 @@ MADE: list[tuple[Intervention, str]] = [
     (Intervention.stream("mlp_out", [1], {1: torch.ones(1, 1, 8)}), "mlp_out of L1 becomes given values"),
     (Intervention.add("z", values(1), heads=[(1, 2)]), "given values added to z of L1H2"),
     (Intervention.add("v", values(0), heads=[(0, 2)], factor=-0.5), "-0.5 × given values added to v of kv head L0H2"),
-    (
-        Intervention.add("q", values(0), heads="all", positions="last"),
-        "given values added to q of all heads at the last position",
-    ),
+    (Intervention.add("q", values(0), heads="all", positions="last"),
+     "given values added to q of all heads at the last position"),
     (Intervention.add("k", values(0), heads="all"), "given values added to k of all kv heads"),
     *(
         (Intervention.add(point, {2: torch.ones(1, 1, 8)}, layers=[2]), f"given values added to {point} of L2")
         for point in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("intervention", "said"), MADE)
@@ -212,117 +202,78 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------
 
 
-WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
-    "heads of another kind": (
-        lambda: Intervention.zero("every"),
-        r'`heads` must be "all" or a list of .*; got .every.',
-    ),
-    "a head alone": (lambda: Intervention.zero((3, 5)), r"a list of \(layer, head\); got \(3, 5\)"),
-    "three numbers": (lambda: Intervention.zero([(3, 5, 1)]), r"a list of \(layer, head\); got \[\(3, 5, 1\)\]"),
-    "half a head": (lambda: Intervention.zero([(3, 0.5)]), r"a list of \(layer, head\)"),
-    "true heads": (lambda: Intervention.zero([(True, 1)]), r"a list of \(layer, head\)"),
-    "no heads": (lambda: Intervention.zero([]), "at least one head; got an empty list"),
-    "None": (lambda: Intervention.zero(None), r"a list of \(layer, head\); got None"),
-    "a word that is not a position": (
-        lambda: Intervention.zero("all", positions="first"),
-        """`positions` must be "last" or a list of whole numbers, .*; got 'first'""",
-    ),
-    "a position alone": (
-        lambda: Intervention.zero("all", positions=3),
-        '`positions` must be "last" or a list of whole numbers, negative ones from the end of each text; got 3',
-    ),
-    "half a position": (lambda: Intervention.zero("all", positions=[-0.5]), r"got \[-0.5\]"),
-    "no positions": (lambda: Intervention.zero("all", positions=[]), r"`positions` must be .*; got \[\]"),
-    "a layer alone": (
-        lambda: Intervention.stream("mlp_out", 1),
-        "`layers` must be a list of whole numbers, 0 or more; got 1",
-    ),
-    "unknown keys": (
-        lambda: Intervention.remove_keys("all", "last"),
-        r'`keys` must be "first", "special", .*; got .last.',
-    ),
-    "no keys": (lambda: Intervention.remove_keys("all", None), '`keys` must be "first", "special", .*; got None'),
-    "empty keys": (
-        lambda: Intervention.remove_keys("all", []),
-        r"`keys` must be a list of whole numbers, negative ones from the end of each text; got \[\]",
-    ),
-    "a key alone": (
-        lambda: Intervention.zero_values("all", 0),
-        "`keys` must be a list of whole numbers, negative ones from the end of each text; got 0",
-    ),
-    "half a mask": (
-        lambda: Intervention.zero_values("all", torch.zeros(2, 3)),
-        r"a mask \[batch key\]; got torch.float32 \[2, 3\]",
-    ),
-    "a mask of one text": (
-        lambda: Intervention.zero_values("all", MASK[0]),
-        r"a mask \[batch key\]; got torch.bool \[3\]",
-    ),
-    "an unknown term": (
-        lambda: Intervention.scale("alibi"),
-        "`term` must be one of query_key, key_bias, .*, position, .*; got 'alibi'",
-    ),
-    "the mask dropped": (lambda: Intervention.scale("mask"), "`term` must be one of"),
-    "an infinite factor": (
-        lambda: Intervention.scale("position", float("inf")),
-        "`factor` must be a finite number; got inf",
-    ),
-    "a word as a factor": (
-        lambda: Intervention.scale("position", "half"),
-        "`factor` must be a finite number; got 'half'",
-    ),
-    "an unknown pattern": (
-        lambda: Intervention.attend("all", "last"),
-        "`to` must be one of uniform, self, first; got 'last'",
-    ),
-    "v as a whole": (lambda: Intervention(Zero("v")), "`point` must be one of z, attn_out, mlp_out; got 'v'"),
-    "no edit": (
-        lambda: Intervention("zero"),
-        r"`edit` must be an edit, as am.Intervention.zero\(...\) makes it; got 'z",
-    ),
-    "a cut at positions": (
-        lambda: Intervention(Cut((0, 1), (0, 1)), positions=(1,)),
-        "Cut acts on all rows, so it takes no `positions`",
-    ),
-    "values added to z of no head": (
-        lambda: Intervention.add("z", values(0)),
-        "heads can be selected at z, pattern, scores, v, q, k",
-    ),
-    "an infinite multiple": (
-        lambda: Intervention.add("z", values(0), heads="all", factor=float("nan")),
-        "`factor` must be a finite number; got nan",
-    ),
-    "the stream by head": (
-        lambda: Intervention.replace([(0, 1)], values(0), point="attn_out"),
-        "heads can be selected at z, pattern, scores, v, q, k",
-    ),
-    "z by layer": (lambda: Intervention.stream("z", [0]), "whole layers elsewhere; got heads"),
-    "a stream of nothing": (
-        lambda: Intervention.stream("resid_pre", [0]),
-        "`point` must be one of z, attn_out, mlp_out; got 'resid_pre'",
-    ),
-    "an unknown point": (
-        lambda: Intervention(Zero("result")),
-        "`point` must be one of z, attn_out, mlp_out; got 'result'",
-    ),
-    "scores without a term": (lambda: Intervention(Scale("")), "`term` must be one of"),
-    "a tensor without its layer": (
-        lambda: Intervention.replace([(0, 1)], torch.zeros(2)),
-        "tensors by layer, .*; got Tensor",
-    ),
-    "no tensors": (
-        lambda: Intervention.replace([(0, 1)], {}),
-        r"tensors by layer, such as {3: acts\['z', 3\]}; got {}",
-    ),
-    "numbers": (lambda: Intervention.replace([(0, 1)], {0: 1.5}), "tensors by layer, .*; got {0: float}"),
-    "points": (lambda: Values({("z", 3): torch.zeros(2)}), r"tensors by layer, .*; got {\('z', 3\): Tensor}"),
-}
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Intervention.zero("every"), r'`heads` must be "all" or a list of .*; got .every.'),
+    (lambda: Intervention.zero((3, 5)), r"a list of \(layer, head\); got \(3, 5\)"),
+    (lambda: Intervention.zero([(3, 5, 1)]), r"a list of \(layer, head\); got \[\(3, 5, 1\)\]"),
+    (lambda: Intervention.zero([(3, 0.5)]), r"a list of \(layer, head\)"),
+    (lambda: Intervention.zero([(True, 1)]), r"a list of \(layer, head\)"),
+    (lambda: Intervention.zero([]), "at least one head; got an empty list"),
+    (lambda: Intervention.zero(None), r"a list of \(layer, head\); got None"),
+    (lambda: Intervention.zero("all", positions="first"),
+     """`positions` must be "last" or a list of whole numbers, .*; got 'first'"""),
+    (lambda: Intervention.zero("all", positions=3),
+     '`positions` must be "last" or a list of whole numbers, negative ones from the end of each text; got 3'),
+    (lambda: Intervention.zero("all", positions=[-0.5]), r"got \[-0.5\]"),
+    (lambda: Intervention.zero("all", positions=[]), r"`positions` must be .*; got \[\]"),
+    (lambda: Intervention.stream("mlp_out", 1), "`layers` must be a list of whole numbers, 0 or more; got 1"),
+    (lambda: Intervention.remove_keys("all", "last"), r'`keys` must be "first", "special", .*; got .last.'),
+    (lambda: Intervention.remove_keys("all", None), '`keys` must be "first", "special", .*; got None'),
+    (lambda: Intervention.remove_keys("all", []),
+     r"`keys` must be a list of whole numbers, negative ones from the end of each text; got \[\]"),
+    (lambda: Intervention.zero_values("all", 0),
+     "`keys` must be a list of whole numbers, negative ones from the end of each text; got 0"),
+    (lambda: Intervention.zero_values("all", torch.zeros(2, 3)), r"a mask \[batch key\]; got torch.float32 \[2, 3\]"),
+    (lambda: Intervention.zero_values("all", MASK[0]), r"a mask \[batch key\]; got torch.bool \[3\]"),
+    (lambda: Intervention.scale("alibi"), "`term` must be one of query_key, key_bias, .*, position, .*; got 'alibi'"),
+    (lambda: Intervention.scale("mask"), "`term` must be one of"),
+    (lambda: Intervention.scale("position", float("inf")), "`factor` must be a finite number; got inf"),
+    (lambda: Intervention.scale("position", "half"), "`factor` must be a finite number; got 'half'"),
+    (lambda: Intervention.attend("all", "last"), "`to` must be one of uniform, self, first; got 'last'"),
+    (lambda: Intervention(Zero("v")), "`point` must be one of z, attn_out, mlp_out; got 'v'"),
+    (lambda: Intervention("zero"), r"`edit` must be an edit, as am.Intervention.zero\(...\) makes it; got 'z"),
+    (lambda: Intervention(Cut((0, 1), (0, 1)), positions=(1,)), "Cut acts on all rows, so it takes no `positions`"),
+    (lambda: Intervention.add("z", values(0)), "heads can be selected at z, pattern, scores, v, q, k"),
+    (lambda: Intervention.add("z", values(0), heads="all", factor=float("nan")),
+     "`factor` must be a finite number; got nan"),
+    (lambda: Intervention.replace([(0, 1)], values(0), point="attn_out"),
+     "heads can be selected at z, pattern, scores, v, q, k"),
+    (lambda: Intervention.stream("z", [0]), "whole layers elsewhere; got heads"),
+    (lambda: Intervention.stream("resid_pre", [0]), "`point` must be one of z, attn_out, mlp_out; got 'resid_pre'"),
+    (lambda: Intervention(Zero("result")), "`point` must be one of z, attn_out, mlp_out; got 'result'"),
+    (lambda: Intervention(Scale("")), "`term` must be one of"),
+    (lambda: Intervention.replace([(0, 1)], torch.zeros(2)), "tensors by layer, .*; got Tensor"),
+    (lambda: Intervention.replace([(0, 1)], {}), r"tensors by layer, such as {3: acts\['z', 3\]}; got {}"),
+    (lambda: Intervention.replace([(0, 1)], {0: 1.5}), "tensors by layer, .*; got {0: float}"),
+    (lambda: Values({("z", 3): torch.zeros(2)}), r"tensors by layer, .*; got {\('z', 3\): Tensor}"),
+    (lambda: Intervention.zero(np.array([[True, False]])), '`heads` must be "all" or a list'),
+    (lambda: Intervention.zero(np.array([[1.0, 2.0]])), '`heads` must be "all"'),
+    (lambda: Intervention.zero(np.zeros((0, 2), int)), "at least one head"),
+    (lambda: Intervention.zero(torch.zeros(1, 2, dtype=int, device="meta")), '`heads` must be "all"'),
+    (lambda: Intervention(Zero(), 5), '`heads` must be "all"'),
+    (lambda: Intervention(Zero(), positions=1.5), "`positions` must be"),
+    (lambda: Intervention.zero([(0, 1)], stack=[1]), r"`stack` must be a string; got \[1\]\."),
+    (lambda: Zero(["z"]), r"`point` must be one of z, attn_out, mlp_out; got \['z'\]\."),
+    (lambda: ZeroValues(5), "`keys` must be"),
+    (lambda: Replace(5), r"values must be tensors by layer, such as {3: acts\['z', 3\]}; got int\."),
+    (lambda: Scale("position", "x"), "`factor` must be a fin"),
+    (lambda: Intervention.scale(["position"]), "`term` must be one of query_key"),
+    (lambda: Intervention.scale("position", np.bool_(True)), "`factor` must be a finite number"),
+    (lambda: Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to_sparse()), "sparse"),
+    (lambda: Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to("meta")), "meta"),
+    (lambda: Values({1: torch.zeros(1, 2, device="meta")}), "the values of layer 1 must hold numbers"),
+    (lambda: Values({1: torch.zeros(1, 2).to_sparse()}), "the values of layer 1 must be a dense tensor; got a sparse"),
+    (lambda: Values({1: torch.tensor([torch.nan])}), "with NaN or infinity in it"),
+    (lambda: Values({1: torch.zeros(1, dtype=torch.cfloat)}), "must be finite real numbers"),
+    (lambda: Values({1: torch.zeros(1, 0, 8, 24)}), "must not be empty"),
+    (lambda: Values({True: torch.zeros(1)}), "values must be tensors by layer"),
+    (lambda: Values({-1: torch.zeros(1)}), "values must be tensors by layer"),
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_refused(case: str) -> None:
-    make, said = WRONG[case]
+@pytest.mark.parametrize(("make", "said"), WRONG)
+def test_what_is_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         make()
 

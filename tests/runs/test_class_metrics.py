@@ -84,17 +84,6 @@ def test_classes_of_tokens_leave_out_padding_and_what_is_marked(kind: str) -> No
         assert float(hits.after[1, 1, number]) == pytest.approx(share)
 
 
-def test_images_are_classified() -> None:
-    model, plain = models.hooked("vit"), models.plain("vit")
-    pixels = models.inputs_of("vit")["pixel_values"]
-    found = am.ablate_heads(model, {"pixel_values": pixels}, [(1, 0)], metric="cross_entropy", answers=[5, 1, 3])
-    with torch.no_grad():
-        expected = [surprise(row, label) for row, label in zip(plain(pixels).logits, (5, 1, 3), strict=True)]
-    torch.testing.assert_close(found.before, torch.stack(expected), rtol=1e-5, atol=1e-5)
-    kl = am.ablate_heads(model, {"pixel_values": pixels}, [(1, 0)], metric="kl")
-    assert torch.equal(kl.before, torch.zeros(3, dtype=torch.float64)) and float(kl.effect[1, 0]) > 0
-
-
 def test_a_module_of_ones_own() -> None:
     module, images = own_randomised(Classifier()), noise(6, 1, 6, 8)
     model, labels = am.load(module, example=images), torch.tensor([0, 3, 6, 2, 2, 5])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -42,6 +42,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 NAMES = st.text(max_size=9) | st.sampled_from(["__metadata__", "0", "1", "a/b c\n", "\ud800", "names"])
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(NAMES, tensors(), max_size=5), st.integers(0, 2**40), st.dictionaries(NAMES, st.integers()))
 def test_an_entry_comes_back_as_it_was(held: dict[str, Tensor], batches: int, counters: dict[str, int]) -> None:
     with TemporaryDirectory() as folder:

@@ -19,9 +19,6 @@ from attnmech.errors import InputError
 from attnmech.interventions import Values
 from attnmech.model.parts.modules import submodule
 from attnmech.model.run.masking import MaskedCopies
-from attnmech.runs.judged import JudgedTexts
-from attnmech.runs.metrics import Metric
-from attnmech.runs.sweep import Sweeping, batches_of
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MASK = SPECIAL.index("[MASK]")
@@ -272,38 +269,6 @@ def test_values_by_text_reach_all_copies_of_their_text() -> None:
         torch.testing.assert_close(resampled.after[1, 0, 1], model.loss(TEXTS[1])[0], rtol=1e-11, atol=1e-11)
 
 
-def test_direct_effects_are_means_over_copies() -> None:
-    """The loss against a function of the logits on each copy, passed as ids."""
-    model = loaded("bert", torch.float64)
-    masked, total = copies(model, TEXTS[1]), torch.zeros(2, 3, dtype=torch.float64)
-    for ids, hidden in zip(masked.batch.ids, masked.hidden, strict=True):
-        places = (hidden >= 0).nonzero()[:, 0]
-
-        def surprise(logits: Tensor, batch: Batch, places: Tensor = places, hidden: Tensor = hidden) -> Tensor:
-            return -logits[0].log_softmax(-1)[places, hidden[places]].sum()[None]
-
-        total += am.ablate_heads(model, ids[None], metric=surprise, later="frozen").after[..., 0]
-    found = am.ablate_heads(model, TEXTS[1:2], later="frozen")
-    torch.testing.assert_close(found.after[..., 0], total / 15, rtol=1e-10, atol=1e-10)
-
-
-def test_a_text_is_the_mean_over_its_masked_tokens() -> None:
-    """Means by a loop; only a text with an unmeasured copy is NaN."""
-    judge = Metric.of(loaded("bert"), "loss", None, None, 3)
-    judged = JudgedTexts.of(batches_of(loaded("bert"), TEXTS, 40), judge, 40)
-    assert judged.masked is not None and len(judged.text_of) == 4 + 7 + 7
-    values = torch.randn(2, 18, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    lost = int((judged.text_of == 2).nonzero()[3])
-    values[1, lost, 0] = torch.nan
-    found = judged.by_text(values, axis=1)
-    for text in range(3):
-        members = (judged.text_of == text).nonzero()[:, 0].tolist()
-        total = sum(values[:, copy] * int(judged.masked[copy]) for copy in members)
-        expected = total / sum(int(judged.masked[copy]) for copy in members)
-        torch.testing.assert_close(found[:, text], expected, equal_nan=True)
-    assert int(found.isnan().sum()) == 1 and bool(found[1, 2, 0].isnan())
-
-
 def test_shifts_are_means_over_copies() -> None:
     model = loaded("bert", torch.float64)
     found = am.ablate_heads(model, TEXTS[1:2], [(0, 1)], shifts=True)
@@ -355,26 +320,6 @@ def test_segments_are_cut_in_every_copy() -> None:
             expected = model.loss(TEXTS[1])[0] - clean
         assert float(found.loss[query, key]) == pytest.approx(float(expected), abs=1e-10)
     assert "of loss per token" in found.lead and "later" not in found.lead
-
-
-def test_a_sweep_resumes_within_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, path = loaded("bert"), tmp_path / "sweep.journal"
-    whole = am.ablate_heads(model, TEXTS, memory=0.002)
-    note, passes = Sweeping.note, []
-
-    def interrupted(self: Any, *args: Any) -> None:
-        note(self, *args)
-        passes.append(args[0].documents.tolist())
-        if len(passes) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Sweeping, "note", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        am.ablate_heads(model, TEXTS, memory=0.002, journal=path)
-    monkeypatch.undo()
-    found = am.ablate_heads(model, TEXTS, memory=0.002, journal=path)
-    torch.testing.assert_close(found.after, whole.after, rtol=0, atol=1e-6)
-    assert not path.exists()
 
 
 def test_what_cannot_be_masked_says_so() -> None:

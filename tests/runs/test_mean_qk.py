@@ -14,9 +14,8 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech import Intervention
-from attnmech.errors import InputError, JournalError
+from attnmech.errors import InputError
 from attnmech.interventions.edits import Scale
-from attnmech.runs.sweep import run_sweep
 
 WITH_ONE_TOKEN = [*LENGTHS[:-1], 1]
 
@@ -96,28 +95,6 @@ def test_means_with_and_without_bos_are_not_merged(tmp_path: Path) -> None:
     assert len(one.merged(same).texts) == 2
     with pytest.raises(InputError, match="same model, layers, options and hooks"):
         one.merged(other)
-
-
-@pytest.mark.usefixtures("many_batches")
-def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs.total import Total
-
-    model, texts, journal = models.hooked("llama"), documents(WITH_ONE_TOKEN), tmp_path / "journal"
-    whole, real, calls = am.mean_qk(model, iter(texts), per_position=True), Total.add, []
-
-    def stopping(self: Any, *arguments: Any) -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        real(self, *arguments)
-
-    monkeypatch.setattr(Total, "add", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        am.mean_qk(model, iter(texts), per_position=True, journal=journal)
-    with pytest.raises(JournalError):
-        am.mean_qk(model, iter(texts), journal=journal)
-    assert am.mean_qk(model, iter(texts), per_position=True, journal=journal) == whole
-    assert not journal.exists()
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -296,20 +273,6 @@ def test_a_scaled_term_is_scaled_inside_the_softmax(name: str) -> None:
         close(pattern[rows], expected[rows], 1e-6 if dtype == F32 else 1e-7)
 
 
-def test_several_splits_act_together_and_in_some_texts() -> None:
-    model, ids = models.hooked("llama_bias", F64), models.token_ids("llama_bias", 2, 7)
-    means = am.mean_qk(model, models.token_ids("llama_bias", 4, 7, seed=5))
-    split, native = am.decompose_scores(model, ids, centre=means), am.decompose_scores(model, ids)
-    total = sum(value[:, 0] for name, value in native.terms.items() if name != "mask")
-    changed = total - split.terms["position"][:, 0] + native.terms["key_bias"][:, 0]
-    expected = changed.masked_fill(~native.visible[:, 0].expand_as(changed), -torch.inf).softmax(dim=-1)
-    with model.intervene(
-        Intervention.scale("position", 0.0, [(0, head) for head in range(4)], centre=means),
-        Intervention.scale("key_bias", 2.0, [(0, head) for head in range(4)]),
-    ):
-        close(model.run(ids, points=["pattern"])["pattern", 0], expected, 1e-7)
-
-
 @pytest.mark.parametrize("per_position", [False, True])
 def test_later_tokens_do_not_change_earlier_ones(per_position: bool) -> None:
     model, ids = models.hooked("llama", F64), models.token_ids("llama", 54, 6)
@@ -382,26 +345,3 @@ def test_the_means_of_a_run_with_hooks_are_others() -> None:
         changed = am.mean_qk(model, ids)
     assert changed != clean and changed.provenance.edits
     torch.testing.assert_close(changed.query_sums[0], clean.query_sums[0], rtol=0, atol=0)
-
-
-def test_a_sweep_over_heads_is_what_each_intervention_gives_alone() -> None:
-    """The effect on the loss of dropping each centred term in each head."""
-    model = models.hooked("llama")
-    ids = models.token_ids("llama", batch=2, length=9)
-    means = am.mean_qk(model, iter(models.token_ids("llama", batch=5, length=8, seed=4).split(1)))
-    changes = [
-        (am.Intervention.scale(term, 0.0, [(layer, head)], centre=means),)
-        for term in ("position", "query_key")
-        for layer, head in ((0, 1), (1, 3))
-    ]
-    swept = run_sweep(model, ids, changes)
-    for number, (change,) in enumerate(changes):
-        with model.intervene(change):
-            logits = model.run(ids, points=["logits"]).logits
-        for text in range(2):
-            loss = torch.nn.functional.cross_entropy(logits[text, :-1], ids[text, 1:])
-            assert float(swept.after[number, text]) == pytest.approx(float(loss), abs=1e-5)
-    assert float((swept.after - swept.before).abs().min()) > 1e-6
-    other = am.load(models.fresh("llama", seed=5))
-    with pytest.raises(InputError, match="not on this model"):
-        run_sweep(other, ids, changes)

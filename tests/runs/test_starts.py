@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -223,26 +222,7 @@ def test_pruning_with_shared_streams(
     torch.testing.assert_close(new.random, old.random, **close)
 
 
-def test_a_step_of_pruning_takes_half_of_the_block_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a head of block 0 removed, a candidate in block l runs blocks from l on: half of the model on average."""
-    hooked, ids = am.load(models.gpt2(layers=6)), models.token_ids("gpt2")
-    counts: list[int] = []
-    for block in hooked.output_stack.blocks.values():
-        block.ln_1.register_forward_hook(lambda module, args, output: counts.append(len(output)))  # type: ignore[union-attr]
-    gone, *rest = (Intervention.zero([(layer, head)]) for layer in range(6) for head in range(5))
-
-    def texts() -> int:
-        counts.clear()
-        am.sweep(hooked, ids, [(gone, each) for each in rest])
-        return sum(counts)
-
-    # The clean pass, the pass without the head, the candidates, and the first text twice in each block.
-    assert texts() == 3 * (6 + 6 + 4 * 6 + 5 * (5 + 4 + 3 + 2 + 1)) + 2 * 6
-    in_old_way(monkeypatch)
-    assert texts() == 3 * (6 + 29 * 6)
-
-
-@pytest.mark.parametrize(("memory", "kept_at"), [(1.0, [1, 2, 3, 4, 5]), (4e-4, [2, 4]), (2.5e-4, [3]), (1.2e-4, [])])
+@pytest.mark.parametrize(("memory", "kept_at"), [(1.0, [1, 2, 3, 4, 5]), (4e-4, [2, 4]), (1.2e-4, [])])
 def test_what_joins_leaves_the_streams_below_as_they_are(memory: float, kept_at: list[int]) -> None:
     """A candidate below the removed head begins at that head's block, or where its stream was last cached."""
     hooked, ids = am.load(models.gpt2(layers=6)), models.token_ids("gpt2")
@@ -268,30 +248,6 @@ def test_what_joins_leaves_the_streams_below_as_they_are(memory: float, kept_at:
         layers = [each.touches[0] for each in left]
         begins = [max(layer, *(at for at in (0, *kept_at) if at <= place[0])) for layer in layers]
         assert ran == 3 * (6 - place[0] + sum(6 - begin for begin in begins)), place
-
-
-def test_pruning_that_resumes_in_a_step_keeps_streams_of_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the first candidates of a step came from a journal, later steps lack their streams and begin lower."""
-    hooked, ids = am.load(models.gpt2(layers=4)), models.token_ids("gpt2")
-    whole = am.prune_heads(hooked, ids, steps=5, random=1)
-    real, calls, journal = engine.Texts.after, [], tmp_path / "journal"
-
-    def stopping(self: Any, *given: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 12:
-            raise KeyboardInterrupt
-        return real(self, *given)
-
-    monkeypatch.setattr(engine, "step_tokens", lambda *_: 2 * ids.numel())
-    monkeypatch.setattr(engine.Texts, "after", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        am.prune_heads(hooked, ids, steps=5, random=1, journal=journal)
-    found = am.prune_heads(hooked, ids, steps=5, random=1, journal=journal)
-    assert found.order == whole.order and not journal.exists()
-    torch.testing.assert_close(found.after, whole.after, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(found.random, whole.random, rtol=1e-6, atol=1e-7)
 
 
 def test_steps_are_as_large_as_an_activation_that_fits_the_cache() -> None:

@@ -3,12 +3,8 @@
 import importlib.util
 import itertools
 import json
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +19,11 @@ from transformers.models.bloom.modeling_bloom import BloomMLP
 import attnmech as am
 from attnmech.errors import CertificateError, ExactnessError, InputError, JournalError, MissingPointError, ReducerError
 from attnmech.model.attention import attend as attention
-from attnmech.runs import corpus as corpus_module
-from attnmech.runs import stream as stream_module
 from attnmech.runs import total
 from attnmech.runs.progress import meter
 
 ROOT = Path(__file__).parents[2]
 State = dict[str, Tensor]
-
-
-@pytest.fixture
-def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few documents, so that a small corpus has many."""
-    small = partial(corpus_module.batches, tokens_per_batch=40, window=8)
-    monkeypatch.setattr(stream_module, "batches", small)
 
 
 def documents_of(name: str, lengths: list[int], seed: int = 3) -> list[Tensor]:
@@ -146,10 +133,11 @@ def forwards() -> Iterator[Callable[[am.HookedModel], list[tuple[int, ...]]]]:
 def test_one_pass_whatever_the_number_of_reducers(name: str, forwards: Any) -> None:
     hooked, ids = models.hooked(name), models.token_ids(name)
     seen = forwards(hooked)
-    both = Both()
-    results = am.stream(hooked, ids, [Rows(3), Layers(), both, both, am.results.AttentionFocus.reducer(), Layers()])
+    both, focus = Both(), am.results.AttentionFocus.reducer()
+    results = am.stream(hooked, ids, [Rows(3), Layers(), both, both, Layers(), focus, focus])
     assert seen == [(3, 7)]
-    rows, layers, one, two, _, again = results
+    rows, layers, one, two, again, *focuses = results
+    assert all(torch.equal(value, focuses[1].state[key]) for key, value in focuses[0].state.items())
     assert torch.equal(one["rows"], torch.full((hooked.n_layers,), 7)) and torch.equal(one["ends"], torch.ones(2))
     assert torch.equal(two["rows"], one["rows"]) and torch.equal(again["z"], layers["z"])
     acts = hooked.run(ids, points=["z", "pattern"])
@@ -178,14 +166,6 @@ def test_observers_have_copies_of_points_that_the_model_changes_in_place() -> No
         block.mlp.__class__ = Spoilt
     found = am.residual_updates(am.load(original), ids)
     assert all(torch.equal(found.state[key], wanted.state[key]) for key in wanted.state)
-
-
-def test_the_same_reducer_twice() -> None:
-    model, ids = models.hooked("gpt2"), torch.tensor([[5, 6, 7, 8, 9, 4]])
-    focus, updates = am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()
-    first, second, third, fourth = am.stream(model, ids, [focus, focus, updates, updates])
-    for one, other in ((first, second), (third, fourth)):
-        assert all(torch.equal(one.state[key], other.state[key]) for key in one.state)
 
 
 @pytest.mark.parametrize(
@@ -602,8 +582,11 @@ def test_journals_of_something_else(broken_off: Path, monkeypatch: pytest.Monkey
     assert "truncate: expected true" in refused(truncate=True)
     assert "shard: expected [0, 2]" in refused(shard=(0, 2))
     assert "bos: expected false" in refused(bos=False)
+    other_code = type("Rows", (Rows,), {"merge": lambda self, one, other: one})
+    assert "code of the reducers: expected" in refused(other_code(21), Breaks())
     with hooked.hooks({"z": lambda z: z}):
-        assert "hooks: expected" in refused()
+        said = refused()
+        assert "hooks: expected" in said and "code and values of the hooks: expected" in said
     other = [documents[0] + 1, *documents[1:]]
     assert "these inputs begin with others" in refused(inputs=iter(other))
     assert "these inputs begin with others" in refused(inputs=iter(documents[:3]))
@@ -616,184 +599,6 @@ def test_journals_of_something_else(broken_off: Path, monkeypatch: pytest.Monkey
         assert 'attnmech: expected "9.9"' in refused()
     am.stream(hooked, iter(documents), [Rows(21), Breaks()], journal=str(broken_off))
     assert not broken_off.exists()
-
-
-class Marked(Rows):
-    """A reducer with a tensor whose `repr` is abbreviated."""
-
-    def __init__(self, marks: Tensor) -> None:
-        super().__init__(21)
-        self.marks = marks
-
-
-@pytest.mark.usefixtures("many_batches")
-def test_journals_of_other_code_or_other_tensors(tmp_path: Path) -> None:
-    hooked, documents, path = models.hooked("bloom"), documents_of("bloom", LENGTHS), tmp_path / "journal"
-    marks = torch.zeros(5000, dtype=torch.int64)
-    other = marks.index_fill(0, torch.tensor([2500]), 1)
-    assert repr(marks) == repr(other)
-
-    def halved(by: float) -> Callable[[Tensor], Tensor]:
-        return lambda z: z * by
-
-    def run(reducer: am.Reducer, by: float = 0.5, last: int | None = None) -> Any:
-        def given() -> Iterator[Tensor]:
-            yield from documents[:last]
-            if last is not None:
-                raise KeyboardInterrupt
-
-        with hooked.hooks({("z", 1): halved(by)}):
-            return am.stream(hooked, given(), [reducer], journal=path)
-
-    class Differs(Marked):
-        def merge(self, one: State, other: State) -> State:
-            return one
-
-    Differs.__name__ = "Marked"
-    with pytest.raises(KeyboardInterrupt):
-        run(Marked(marks), last=17)
-    held = path.read_bytes()
-    for reducer, by, said in (
-        (Marked(other), 0.5, "code of the reducers: expected"),
-        (Differs(marks), 0.5, "code of the reducers: expected"),
-        (Marked(marks), 0.25, "code and values of the hooks: expected"),
-    ):
-        with pytest.raises(JournalError, match=said):
-            run(reducer, by)
-    assert path.read_bytes() == held and list(tmp_path.iterdir()) == [path]
-    counts = run(Marked(marks.clone()))[0]["counts"]
-    assert counts[:, 0, 0].tolist() == [len(document) for document in documents]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_corpus_file_that_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, path = tmp_path / "a.txt", tmp_path / "journal"
-    texts.write_text("the keys\na dog\n")
-    hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer())
-    breaks = Breaks().breaking("add", 1, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        am.stream(hooked, am.Corpus(texts), [breaks], journal=path)
-    assert not path.exists()
-    # Two batches; the second is interrupted.
-    small = partial(corpus_module.batches, tokens_per_batch=2)
-    monkeypatch.setattr(stream_module, "batches", small)
-    breaks = Breaks().breaking("close", 2, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        am.stream(hooked, am.Corpus(texts), [breaks], journal=path)
-    before = path.read_bytes()
-    texts.write_text("the keys\na dog\nhere\n")
-    with pytest.raises(JournalError, match="corpus: expected"):
-        am.stream(hooked, am.Corpus(texts), [Breaks()], journal=path)
-    assert path.read_bytes() == before
-    texts.write_text("the keys\na dog\n")
-    assert am.stream(hooked, am.Corpus(texts), [Breaks()], journal=path)[0]["n"].item() == 2 * 4
-
-
-KILLED = """
-import json, os, random, signal, sys, time
-from functools import partial
-from pathlib import Path
-
-import torch
-
-import attnmech as am
-import models
-from attnmech.runs import corpus, stream
-from attnmech.runs.journal import Journal
-
-torch.set_num_threads(1)
-folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-stream.batches = partial(corpus.batches, tokens_per_batch=40, window=8)
-model = am.load(models.fresh("bloom"))
-generator = torch.Generator().manual_seed(4)
-documents = [torch.randint(3, 61, (1 + 7 * n % 19,), generator=generator) for n in range(64)]
-DONE = os.WEXITED | os.WNOHANG | os.WNOWAIT
-log = os.open(folder / "log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-
-
-class Slow(am.Reducer):
-    def start(self, run):
-        os.write(log, f"{run.documents.tolist()}\\n".encode())
-        time.sleep(0.01)
-        places = len(documents), run.n_layers, run.n_heads
-        return {"counts": torch.zeros(places, dtype=torch.long), "sums": torch.zeros(places[1:], dtype=torch.float64)}
-
-    def add(self, state, block, run):
-        state["counts"][run.documents, block.index] += block.real.sum(-1)[:, None]
-        real = block.attention.entropy.double().masked_fill(~block.real[:, None], 0.0)
-        state["sums"][block.index] += real.sum(dim=(0, 2))
-
-    def merge(self, one, other):
-        for name in one:
-            one[name] += other[name]
-        return one
-
-
-def work(journal, target):
-    focus = am.results.AttentionFocus.reducer()
-    state, focus = am.stream(model, iter(documents), [Slow(), focus], journal=journal)
-    torch.save([state, dict(focus.state), focus.documents], folder / target)
-
-
-work(None, "whole")
-journal, moments = folder / "journal", random.Random(seed)
-killed = 0
-while True:
-    held = 0
-    if journal.exists():
-        with stream.Path(journal).open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        held = json.loads(header["__metadata__"]["attnmech"])["batches"]
-    os.write(log, f"life {held}\\n".encode())
-    child = os.fork()
-    if child == 0:
-        work(journal, "pieces")
-        os._exit(0)
-    if killed < 8:
-        # After a few batches, however fast the machine, and somewhere within one.
-        begun = (folder / "log").read_text().count("[") + moments.randint(1, 3)
-        while (folder / "log").read_text().count("[") < begun and os.waitid(os.P_PID, child, DONE) is None:
-            time.sleep(0.001)
-        time.sleep(moments.uniform(0, 0.01))
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status):
-        print(json.dumps({"killed": killed, "code": os.WEXITSTATUS(status), "left": journal.exists()}))
-        break
-    killed += 1
-"""
-
-
-def test_kill_9_and_go_on(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), "5"], env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout.splitlines()[-1])
-    assert told["code"] == 0 and told["killed"] >= 3 and not told["left"]
-    first, *lives = "".join((tmp_path / "log").read_text()).split("life ")
-    order = first.splitlines()
-    assert len(order) > 12
-    starts = []
-    for life in lives:
-        held, *batches = life.splitlines()
-        starts.append(int(held))
-        # Each process begins where the journal ended, and omits nothing.
-        assert batches == order[int(held) : int(held) + len(batches)]
-    assert starts == sorted(starts) and starts[-1] > 0
-    assert starts[-1] + len(batches) == len(order)
-    (state, focus, documents), (whole, whole_focus, all_of_them) = (
-        torch.load(tmp_path / name) for name in ("pieces", "whole")
-    )
-    assert documents == all_of_them == 64
-    assert torch.equal(state["counts"], whole["counts"])
-    assert torch.equal(state["counts"][:, 0, 0], torch.tensor([1 + 7 * n % 19 for n in range(64)]))
-    for mine, theirs in ((state, whole), (focus, whole_focus)):
-        assert list(mine) == list(theirs)
-        for name in mine:
-            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-12, atol=1e-12)
 
 
 # -- reducers that misbehave ---------------------------------------------------------------------------------
@@ -886,38 +691,26 @@ def example() -> Any:
 
 
 @pytest.mark.usefixtures("many_batches")
-@pytest.mark.parametrize("name", ["bloom", "llama", "bert"])
-def test_largest_score(example: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
-    hooked, documents = models.hooked(name), documents_of(name, [*LENGTHS, 21])
-    (found,) = am.stream(hooked, iter(documents), [example.LargestScore()])
-    for layer in range(hooked.n_layers):
-        for head in range(hooked.n_heads):
-            largest = -torch.inf
-            for ids in documents:
-                scores = hooked.run(ids, points=["scores"])["scores", layer][0, head].tolist()
-                seen = [scores[i][: i + 1] if hooked.causal else scores[i] for i in range(len(ids))]
-                largest = max(largest, *itertools.chain(*seen))
-            assert found["largest"][layer, head].item() == pytest.approx(largest, abs=1e-5)
-
-
-@pytest.mark.usefixtures("many_batches")
 @pytest.mark.parametrize(("name", "count", "around"), [("bloom", 4, 2), ("llama", 3, 1), ("bert", 2, 0)])
-def test_top_pairs(example: Any, name: str, count: int, around: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_score_and_top_pairs(
+    example: Any, name: str, count: int, around: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     hooked, documents = models.hooked(name), documents_of(name, [*LENGTHS, 20])
-    reducer = example.TopPairs(count, around)
-    (found,) = am.stream(hooked, iter(documents), [reducer], layers=[1, 0])
+    reducers = [example.LargestScore(), example.TopPairs(count, around)]
+    largest, found = am.stream(hooked, iter(documents), reducers, layers=[1, 0])
+    captured = [hooked.run(ids, points=["scores"]) for ids in documents]
     expected, every = [], {}
-    for layer, head in itertools.product((1, 0), range(hooked.n_heads)):
-        pairs = []
-        for number, ids in enumerate(documents):
-            scores = hooked.run(ids, points=["scores"])["scores", layer][0, head].tolist()
+    for place, (layer, head) in enumerate(itertools.product((1, 0), range(hooked.n_heads))):
+        raw, pairs = [], []
+        for number, (ids, acts) in enumerate(zip(documents, captured, strict=True)):
+            scores = acts["scores", layer][0, head].tolist()
             for query, key in itertools.product(range(len(ids)), repeat=2):
                 if not hooked.causal or key <= query:
-                    score = scores[query][key] - alibi_slope(name, head) * key
-                    pairs.append(score)
-                    every[layer, head, number, query, key] = score
+                    raw.append(scores[query][key])
+                    pairs.append(scores[query][key] - alibi_slope(name, head) * key)
+                    every[layer, head, number, query, key] = pairs[-1]
+        assert float(largest["largest"].flatten()[place]) == pytest.approx(max(raw), abs=1e-5)
         expected += sorted(pairs, reverse=True)[:count]
     columns = ["layer", "head", "document", "query", "key"]
     places = [tuple(row) for row in found[columns].to_numpy().tolist()]
