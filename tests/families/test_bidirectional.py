@@ -9,6 +9,7 @@ import torch
 import transformers
 
 import attnmech as am
+from attnmech.errors import CertificateError
 
 SIZES = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40,
@@ -37,6 +38,37 @@ def test_a_decoder_with_a_bidirectional_mask_is_certified(kind: str) -> None:
         rows = real[:, None, :, None]
         torch.testing.assert_close(acts["pattern", layer] * rows, pattern * rows, atol=1e-5, rtol=0)
         assert float(acts["pattern", layer][0].triu(1).max()) > 0.01
+
+
+def _both_ways(kind: str, attention: str = "sdpa") -> Any:
+    config = tiny.config_of(kind)
+    config.get_text_config().use_bidirectional_attention = True
+    made: Any = getattr(transformers, tiny.MERGED.get(kind) or tiny.class_of(kind))
+    return models.randomised(made._from_config(config, dtype=torch.float32, attn_implementation=attention), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention", "causal"), [("gemma", "sdpa", False), ("paligemma", "sdpa", False), ("gemma", "eager", True)]
+)
+def test_a_text_is_read_as_transformers_reads_it_alone(kind: str, attention: str, causal: bool) -> None:
+    """Without padding, sdpa is given no mask and attends in both directions; padding makes it causal in transformers."""
+    plain = _both_ways(kind, attention)
+    ids = torch.randint(10, 90, (2, 12), generator=torch.Generator().manual_seed(0))
+    model, lengths = am.load(plain), (12, 7)
+    assert model.certificate.ok and model.causal is causal
+    logits = model.run([row[:length] for row, length in zip(ids, lengths, strict=True)]).logits
+    for row, length in enumerate(lengths):
+        with torch.no_grad():
+            alone = plain(ids[row : row + 1, :length]).logits[0]
+        torch.testing.assert_close(logits[row, :length], alone, atol=1e-4, rtol=0)
+    assert "is_causal" not in vars(plain.config.get_text_config())
+
+
+def test_a_model_that_padding_makes_causal_is_refused() -> None:
+    with pytest.warns(UserWarning, match="transformers' output for a text alone"):
+        model = am.load(_both_ways("gemma3"))
+    with pytest.raises(CertificateError, match="padding"):
+        model.run(torch.tensor([[11, 12, 13]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

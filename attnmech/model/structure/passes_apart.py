@@ -1,7 +1,9 @@
-"""Makes a copy of a model forget earlier passes, and gives each text of a batch the rotary tables that it has alone.
+"""Makes a copy of a model forget earlier passes, and gives each text of a batch the rotary tables and the mask that it
+has alone.
 
 Modules of transformers keep what earlier passes computed, and compute some rotary tables (dynamic, longrope) from the
-longest text of a batch. In a copy, a text's output depends only on the text.
+longest text of a batch. PaliGemma reads a text in both directions, but beside padding from left to right. In a copy, a
+text's output depends only on the text.
 """
 
 import copy
@@ -48,6 +50,16 @@ def forget_passes(model: nn.Module) -> None:
             _shorten(module)
             of_target = crossed and "decoder" in path.split(".")
             module.forward = partial(_by_text, module, type(module).forward, of_target)
+        if _unmasked_alone(config := getattr(module, "config", None)):
+            config.is_causal = False
+
+
+def _unmasked_alone(config: Any) -> bool:
+    """Whether sdpa attention reads a text in both directions if it has no padding, although its mask beside padding is
+    causal: it is given no mask, and `use_bidirectional_attention` then decides.
+    """
+    both_ways = getattr(config, "model_type", "") == "gemma" and getattr(config, "use_bidirectional_attention", False)
+    return bool(both_ways) and config._attn_implementation != "eager"
 
 
 def follows_length(module: nn.Module) -> bool:

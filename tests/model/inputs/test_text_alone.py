@@ -41,8 +41,10 @@ def test_text_is_read_as_by_transformers_and_placeholders_are_refused(kind: str)
     assert model.architecture.position_limit is None and model.further_embeddings == ()
     ids = texts()
     acts = model.run(ids, points=["pattern", "logits"])
+    prompts = {"token_type_ids": torch.zeros_like(ids)} if kind == "paligemma" else {}
     with torch.no_grad():
-        theirs = models.in_attention(plain, "eager")(ids, output_attentions=True)
+        torch.testing.assert_close(acts.logits, plain(ids).logits, atol=1e-4, rtol=0)
+        theirs = models.in_attention(plain, "eager")(ids, output_attentions=True, **prompts)
     torch.testing.assert_close(acts.logits, theirs.logits, atol=2e-5, rtol=0)
     for layer, pattern in enumerate(theirs.attentions):
         torch.testing.assert_close(acts["pattern", layer], pattern, atol=1e-5, rtol=0)
