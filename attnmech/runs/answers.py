@@ -12,6 +12,7 @@ from ..basics.arguments import dense, index_of, listed, shown
 from ..basics.messages import warn_user
 from ..errors import InputError
 from ..model.parts.pieces import token_texts
+from ..model.reading.unembedding import tokens_with_logits
 from ..model.run.hooked import HookedModel
 from .in_context import ending, following
 
@@ -50,7 +51,7 @@ def answer_ids(
         _token_id(model, name, answer, before) if isinstance(answer, str) else answer
         for answer, before in zip(answers * (texts if for_all else 1), _each(prompts, texts), strict=True)
     ]
-    checked = [index_of(name, token, model.n_vocab, "the model's vocabulary") for token in ids]
+    checked = [index_of(name, token, tokens_with_logits(model), "the tokens that have a logit") for token in ids]
     return torch.tensor(checked, device=model.device)
 
 
@@ -90,7 +91,7 @@ def _all_ids(model: HookedModel, answer: Any, text: Sequence[int] | None) -> lis
         ids = [answer] if isinstance(answer, int) else listed("answers", answer, "strings, ids or lists of ids")
     if not ids:
         raise InputError(f"an answer must have at least one token; got {answer!r}.")
-    return [index_of("answers", token, model.n_vocab, "the model's vocabulary") for token in ids]
+    return [index_of("answers", token, tokens_with_logits(model), "the tokens that have a logit") for token in ids]
 
 
 def _token_id(model: HookedModel, name: str, text: str, before: Sequence[int] | None) -> int:

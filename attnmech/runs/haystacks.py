@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..model.reading.unembedding import tokens_with_logits
 from ..model.run.hooked import HookedModel
 from ..model.structure.text_part import text_setting
 
@@ -85,13 +86,13 @@ class Haystacks:
 
 
 def ordinary_tokens(model: HookedModel) -> Int[Tensor, " token"]:
-    """The tokens that are not special; raises `InputError` for a model that reads no tokens."""
+    """The tokens with a logit that are not special; raises `InputError` for a model that reads no tokens."""
     if not model.reads_tokens:
         kind = {"tensors": "the arguments of the module", "pixels": "images"}.get(model.architecture.reads, "sound")
         raise InputError(f"repeated tokens are for models of text; give {kind} as `inputs`.")
     # Some models number positions from the padding token's id (RoBERTa).
     left_out = {*model.encoder.special, text_setting(model.config, "pad_token_id")}
-    return torch.tensor([token for token in range(model.n_vocab) if token not in left_out])
+    return torch.tensor([token for token in range(tokens_with_logits(model)) if token not in left_out])
 
 
 def first_token(model: HookedModel) -> Int[Tensor, " position"]:

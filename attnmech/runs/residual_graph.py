@@ -33,6 +33,8 @@ def _why_no_graph(model: HookedModel) -> str | None:
     if (reason := why_blocks_do_not_add(model)) is not None:
         return reason
     plan = model.output_stack.architecture
+    if plan.idle:
+        return "some layers do not run on text, and a graph numbers its layers without gaps"
     if plan.mixer:
         return "a mixer writes beside attention"
     if plan.norm == "post":

@@ -51,7 +51,7 @@ def _both_ways(kind: str, attention: str = "sdpa") -> Any:
     ("kind", "attention", "causal"), [("gemma", "sdpa", False), ("paligemma", "sdpa", False), ("gemma", "eager", True)]
 )
 def test_a_text_is_read_as_transformers_reads_it_alone(kind: str, attention: str, causal: bool) -> None:
-    """Without padding, sdpa is given no mask and attends in both directions; padding makes it causal in transformers."""
+    """Without padding, sdpa is given no mask and attends in both directions; with padding, its mask is causal."""
     plain = _both_ways(kind, attention)
     ids = torch.randint(10, 90, (2, 12), generator=torch.Generator().manual_seed(0))
     model, lengths = am.load(plain), (12, 7)
@@ -64,9 +64,12 @@ def test_a_text_is_read_as_transformers_reads_it_alone(kind: str, attention: str
     assert "is_causal" not in vars(plain.config.get_text_config())
 
 
-def test_a_model_that_padding_makes_causal_is_refused() -> None:
-    with pytest.warns(UserWarning, match="transformers' output for a text alone"):
-        model = am.load(_both_ways("gemma3"))
+@pytest.mark.parametrize("kind", ["gemma3", "stablelm"])
+def test_a_model_whose_mask_depends_on_padding_is_refused(kind: str) -> None:
+    plain = _both_ways("gemma3") if kind == "gemma3" else tiny.model_of(kind)
+    plain.config.is_causal = kind == "gemma3"
+    with pytest.warns(UserWarning, match="transformers with a text alone"):
+        model = am.load(plain)
     with pytest.raises(CertificateError, match="padding"):
         model.run(torch.tensor([[11, 12, 13]]))
 

@@ -124,10 +124,7 @@ def _checked(model: HookedModel, tokens: Any) -> int | tuple[int, ...]:
     items = listed("tokens", tokens, wanted)
     if not items:
         raise InputError(f"`tokens` must be {wanted}; got an empty list.")
-    assert model.unembedding is not None
-    vocab = min(len(model.unembedding), model.n_vocab)
-    ids = answer_ids(model, "tokens", items, len(items)).tolist()
-    return tuple(sorted({index_of("tokens", token, vocab, "the tokens that have a logit") for token in ids}))
+    return tuple(sorted(set(answer_ids(model, "tokens", items, len(items)).tolist())))
 
 
 @dataclass(frozen=True)

@@ -365,7 +365,7 @@ class _Statements(EditChecks):
         # Without padding, sdpa attention may be given no mask, and then decides by itself which keys a token sees.
         for theirs in self.plain_by_token(text):
             check = self.compare("padding", statement, _EVERY_POINT, alone, theirs, real=everywhere)
-        return check if check.passed else replace(check, detail=f"transformers' output for a text alone: {check.detail}")
+        return check if check.passed else replace(check, detail=f"transformers with a text alone: {check.detail}")
 
     def _texts(self) -> Check:
         """Compares the longest text of a batch with the same text alone, in a later pass."""

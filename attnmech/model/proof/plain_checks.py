@@ -42,7 +42,7 @@ def same_streams(probe: Probe) -> Check | Statement:
     def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
         states = handed if run is probe.short else _handed(probe, "streams", probe.passes.longer)
         if not isinstance(states, str):
-            expected = states[layer].to(probe.wide)
+            expected = states[probe.stack.running.index(layer)].to(probe.wide)
             keep = run.real(probe.stack.label) & comes_through(probe, expected)
             allowed = by_row(expected, probe.whole)
             yield probe.compared(run, layer, probe.at(run, "resid_pre", layer), expected, allowed, keep)

@@ -90,7 +90,8 @@ def block_end(
 
 def chained_layers(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     """`resid_pre` is `resid_post` of the layer before."""
-    if layer - 1 in run.layers[probe.stack.label]:
-        left = probe.at(run, "resid_post", layer - 1)
+    before = probe.stack.before(layer)
+    if before in run.layers[probe.stack.label]:
+        left = probe.at(run, "resid_post", before)
         allowed = sum_rounding(probe.model.dtype) * left.abs()
-        yield probe.compared(run, layer - 1, probe.at(run, "resid_pre", layer), left, allowed)
+        yield probe.compared(run, before, probe.at(run, "resid_pre", layer), left, allowed)

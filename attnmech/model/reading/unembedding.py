@@ -165,6 +165,12 @@ def unembedding_of(model: HookedModel) -> Unembedding:
     )
 
 
+def tokens_with_logits(model: HookedModel) -> int:
+    """The number of tokens that have a logit; a head may have fewer rows than the embedding."""
+    W_U = model.unembedding
+    return model.n_vocab if W_U is None else min(len(W_U), model.n_vocab)
+
+
 def why_not_linear(model: HookedModel) -> str | None:
     """Why the logits are not a final norm's output times a matrix; None if they are."""
     plan = model.output_stack.architecture

@@ -188,7 +188,10 @@ def _check(model: HookedModel, stack: Stack, vocabulary: Vocabulary) -> None:
     if can_begin_in_the_middle(model):
         labels = list(model.further_embeddings)
         ran = Blocks(model).run(
-            batch, stop=1, streams=[0], captures=[("embed", None), *((name, None) for name in labels)]
+            batch,
+            stop=stack.running[0] + 1,
+            streams=[0],
+            captures=[("embed", None), *((name, None) for name in labels)],
         )
         values, entered, embedded = ran.values, ran.streams[0], as_float64(ran.values["embed", None])
     else:

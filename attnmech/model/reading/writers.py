@@ -115,8 +115,9 @@ class Writers:
         """
         if not self._steps:
             self._add_embeddings(values)
-        for below in range(self._depth, layer):
-            self._add_layer(below, values)
+        for below in self._stack.layers:
+            if self._depth <= below < layer:
+                self._add_layer(below, values)
         self._depth = max(self._depth, layer)
         steps = list(self._steps)
         norm = self._stack.architecture.attn_norm

@@ -15,11 +15,14 @@ from .stack import Stack
 def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
     """Lets a pass skip the block, or store the stream that enters it (`Part`)."""
     in_force, forward = stack.in_force, block.forward
+    # Blocks before it that do not run have the same input.
+    entered = range(stack.before(place) + 1, place + 1)
 
     def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
         part = in_force.under_way.part
-        if part is not None and place in part.keep and part.runs(place):
-            part.kept[place] = stack.turned(stream_of(args, kwargs)).detach().clone()
+        if part is not None and part.runs(place):
+            for kept in part.keep.intersection(entered):
+                part.kept[kept] = stack.turned(stream_of(args, kwargs)).detach().clone()
 
     @wraps(forward)
     def through_or_past(*args: Any, **kwargs: Any) -> Any:
@@ -28,7 +31,7 @@ def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
             output = forward(*args, **kwargs)
             stack.returns.setdefault(place, None if isinstance(output, torch.Tensor) else len(output))
             return output
-        stored = part.stream if place == part.start - 1 else None
+        stored = part.stream if place == stack.before(part.start) else None
         return _passed_on(stack, place, stream_of(args, kwargs) if stored is None else stack.turned(stored))
 
     block.register_forward_pre_hook(at_start, with_kwargs=True)
@@ -38,12 +41,15 @@ def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
 def wire_end(stack: Stack) -> None:
     """Stores the output of the last block that a partial pass runs, after hooks there."""
     in_force, end = stack.in_force, len(stack.places)
+    # Last blocks that do not run have the output of the block before them as input.
+    ends = range(stack.before(end) + 1, end + 1)
 
     def at_end(place: int) -> Callable[..., None]:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             part = in_force.under_way.part
-            if part is not None and end in part.keep and place == part.stop - 1 and part.runs(place):
-                part.kept[end] = stack.turned(first_tensor(output)).detach().clone()
+            if part is not None and place == stack.before(part.stop) and part.runs(place):
+                for kept in part.keep.intersection(ends):
+                    part.kept[kept] = stack.turned(first_tensor(output)).detach().clone()
 
         return keep
 

@@ -37,10 +37,12 @@ class Stack:
         self.blocks = {
             layer: submodule(block, architecture.within)
             for layer, block in enumerate(blocks)
-            if not architecture.hybrid or _has_attention(block, architecture)
+            if layer not in architecture.idle and (not architecture.hybrid or _has_attention(block, architecture))
         }
         self.layers = tuple(self.blocks)
-        """The numbers of the layers with attention: some layers in a hybrid, else all."""
+        """The numbers of the layers with attention: some layers in a hybrid, else all that run."""
+        self.running = [place for place in range(len(blocks)) if place not in architecture.idle]
+        """The numbers of the blocks that run."""
         self.n_layers = len(self.blocks)
         self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
         if self.n_layers == 0:
@@ -73,6 +75,10 @@ class Stack:
         kv = "" if self.n_kv_heads == self.n_heads else f" ({self.n_kv_heads} kv heads)"
         kind = " with attention" if self.architecture.hybrid else ""
         return f"{label}{counted(self.n_layers, noun='layer')}{kind} × {counted(self.n_heads, noun='head')}{kv}"
+
+    def before(self, place: int) -> int:
+        """The last block that runs before a place; −1 before the first."""
+        return max((other for other in self.running if other < place), default=-1)
 
     def point(self, name: str) -> str:
         """The full name of a point of this stack: "pattern", or "cross.pattern" in a model with several stacks."""

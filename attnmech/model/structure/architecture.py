@@ -60,6 +60,8 @@ final_norm norm; rotary rotate_halves
     """The path within each module of `blocks` to this stack's block; empty for the whole module."""
     hybrid: bool = False
     """Whether only some of the blocks have attention; attnmech skips the others."""
+    idle: tuple[int, ...] = ()
+    """The blocks that do not run on text alone (those that read images in Mllama); they leave the stream as it is."""
     streams: bool = True
     """Whether the blocks take and return a residual stream; if not, only their attention is read."""
     no_stream: str = ""

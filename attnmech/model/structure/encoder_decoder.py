@@ -219,7 +219,7 @@ class _StacksReader(Reader):
         assert isinstance(blocks, nn.ModuleList)
         if len(blocks) > len(place.layers):
             raise UnreadableError(f"only some blocks of {place.blocks!r} attend")
-        ends = self._ends(trace, place.blocks, f"{place.blocks}.{len(blocks) - 1}")
+        ends = self._ends(trace, place.blocks, 0, f"{place.blocks}.{len(blocks) - 1}")
         if ends["embed_scale"] == ends["stream_scale"] == 1:
             ends["embed_scale"] = self._scale_beside_positions(trace, f"{place.blocks}.0", ends["embed_norm"])
         return ends

@@ -50,7 +50,8 @@ def forget_passes(model: nn.Module) -> None:
             _shorten(module)
             of_target = crossed and "decoder" in path.split(".")
             module.forward = partial(_by_text, module, type(module).forward, of_target)
-        if _unmasked_alone(config := getattr(module, "config", None)):
+        config = getattr(module, "config", None)
+        if config is not None and _unmasked_alone(config):
             config.is_causal = False
 
 

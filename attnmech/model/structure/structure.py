@@ -92,6 +92,7 @@ class Reader:
         list_path, attention, layers = self._places(self._first_pass())
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
+        others = {f"{list_path}.{place}": block for place, block in enumerate(blocks) if place not in layers}
         no_stream = NO_STREAM.get(self._original.config.model_type, "")
         start = Architecture(
             name=family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
@@ -112,7 +113,7 @@ class Reader:
                 except Exception as error:  # judged after the pass, which would mistake it for the model's error
                     unread[paths[path]] = error
 
-        trace = self._run(self._recorded(list_path, layers), read)
+        trace = self._run(self._recorded(list_path, layers) | others, read)
         for error in unread.values():
             if not isinstance(error, UnreadableError):
                 raise error
@@ -125,8 +126,11 @@ class Reader:
             outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
             limit, scale = self._position_limit(list_path, outside), self._embed_scale(outside)
             return replace(common, head_refused=common.no_stream, position_limit=limit, embed_scale=scale)
-        whole = layers[-1] == len(blocks) - 1
-        return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
+        ran = [place for place in range(len(blocks)) if trace.call(f"{list_path}.{place}") is not None]
+        idle = tuple(place for place in range(len(blocks)) if place not in ran)
+        common = replace(common, idle=idle, hybrid=ran != layers)
+        whole = layers[-1] == ran[-1]
+        return replace(common, **self._ends(trace, list_path, ran[0], f"{list_path}.{layers[-1]}" if whole else None))
 
     def _first_pass(self) -> Trace:
         """Traces calls of transformers' attention interface or, if there are none, products in the model's own code."""
@@ -231,10 +235,10 @@ class Reader:
 
     # -- around the blocks ---------------------------------------------------------------------------------
 
-    def _ends(self, trace: Trace, list_path: str, last: str | None) -> dict[str, Any]:
+    def _ends(self, trace: Trace, list_path: str, first: int, last: str | None) -> dict[str, Any]:
         """Reads the embedding, the final norm and the head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
-        block = trace.call(f"{list_path}.0")
+        block = trace.call(f"{list_path}.{first}")
         entering = None if block is None else block.input
         ends: dict[str, Any] = {"embed_norm": self._norm_before(entering, outside)}
         if self._signal is None:
