@@ -30,7 +30,6 @@ from .methods.head_types.head_types import head_types as head_types
 from .methods.head_types.relations import relations as relations
 from .methods.joint_embedding.result import joint_embedding as joint_embedding
 from .methods.likeness.odd_heads import odd_heads as odd_heads
-from .methods.likeness.pruning_advice import pruning_advice as pruning_advice
 from .methods.likeness.redundancy import redundancy as redundancy
 from .methods.null_attention.result import null_attention as null_attention
 from .methods.ov_tokens.result import ov_tokens as ov_tokens

@@ -462,11 +462,6 @@ def _odd_heads(of: Subject) -> Any:
     return am.odd_heads(of.model, of.texts, **of.of_stack)
 
 
-@call("pruning_advice")
-def _pruning_advice(of: Subject) -> Any:
-    return am.pruning_advice(of.model, of.texts, most=1, threshold=0.69)
-
-
 @call("composition")
 def _composition(of: Subject) -> Any:
     return am.composition(of.model)

@@ -21,7 +21,6 @@ from ..methods.head_types.head_types import HeadTypes as HeadTypes
 from ..methods.head_types.relations import Relations as Relations
 from ..methods.joint_embedding.result import JointEmbedding as JointEmbedding
 from ..methods.likeness.odd_heads import OddHeads as OddHeads
-from ..methods.likeness.pruning_advice import PruningAdvice as PruningAdvice
 from ..methods.likeness.redundancy import Redundancy as Redundancy
 from ..methods.null_attention.result import NullAttention as NullAttention
 from ..methods.ov_tokens.result import OVTokens as OVTokens

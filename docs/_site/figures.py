@@ -55,7 +55,6 @@ CALLS: Final[dict[str, str]] = {
     '("old", "new"), ("far", "near")], shots=2, prompts=6)',
     "NullAttention": "am.null_attention(model, texts)",
     "SegmentEffects": 'am.segment_effects(model, "Anna sang. Tom lost an old anchor. He gave it to Anna.")',
-    "PruningAdvice": "am.pruning_advice(model, texts)",
     "HeadClaim": 'am.confirm_heads(model, [(0, 0), (1, 0)], am.Task.of_demo("copying", per_template=2))',
     "Trajectory": 'am.trajectory([("step 0", am.untrained(model)), ("step 4000", model)], am.head_types)',
     "Comparison": "am.compare(am.untrained(model), model, texts, am.attention_focus)",

@@ -64,7 +64,6 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "function_heads": ("function_heads", "results.FunctionHeads"),
         "null_attention": ("null_attention", "results.NullAttention"),
         "segment_effects": ("segment_effects", "results.SegmentEffects"),
-        "pruning_advice": ("pruning_advice", "results.PruningAdvice"),
     },
     "Is it these heads?": {
         "confirm_heads": ("confirm_heads", "results.HeadClaim", "Task", "Case", "results.Discovery"),

@@ -33,7 +33,7 @@ _OF_ROUNDING: Final = ("residual", "certificate", "tolerance")
 """Fields that hold rounding errors, which differ between any two computations."""
 _RANKS: Final = ("matching", "copying")
 """Fields that rank values that may be equal up to rounding."""
-_OF_LOSS: Final = ("segment_effects", "pruning_advice", "confirm_heads", "compare")
+_OF_LOSS: Final = ("segment_effects", "confirm_heads", "compare")
 """The calls without a `metric` whose results are differences of losses."""
 _ROUNDINGS: Final = 8
 """The float32 roundings, of the largest logit, that a difference of two metrics may be off by."""

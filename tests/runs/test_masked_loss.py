@@ -225,8 +225,6 @@ def test_every_call_measures_the_same_loss(tmp_path: Path) -> None:
     curve = am.prune_heads(model, TEXTS, steps=3, random=1)
     for step in range(3):
         torch.testing.assert_close(curve.after[step], loss(*curve.order[: step + 1]), **close)
-    advice = am.pruning_advice(model, [*TEXTS, *(f"{text} word{n}" for n, text in enumerate(TEXTS))], threshold=0.6)
-    assert torch.isfinite(advice.before).all()
     cases = [(" ".join(NOUNS[(3 * n + k) % 38] for k in range(5 + n)), f"group {n}") for n in range(6)]
     claim = am.confirm_heads(model, [one], cases)
     assert claim.metric == "loss" and not claim.higher_is_better
