@@ -41,13 +41,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from einops import einsum, repeat
+from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import linear
 
 from .norms import FrozenNorm
 from .precision import least_rounding, product_rounding, steps_rounding
-from .products import product_by_head
 from .relative import RELATIVE_TERMS, Relative
 
 Rotate = Callable[[Tensor], Tensor]
@@ -481,3 +481,17 @@ def ranked_shares(
     seen = visible.expand_as(total)
     keys = rank_keys(total, seen, ranks)
     return keys, term_shares({name: parts.term(name) for name in names}, seen, keys)
+
+
+def product_by_head(
+    x: Float[Tensor, "*batch position d_in"], W: Float[Tensor, "head d_in d_head"]
+) -> Float[Tensor, "*batch head position d_head"]:
+    """Computes x W for every head as one matrix product.
+
+    >>> import torch
+    >>> x, W = torch.randn(2, 3, 4), torch.randn(5, 4, 6)
+    >>> torch.allclose(product_by_head(x, W)[1, 4], x[1] @ W[4], atol=1e-5)
+    True
+    """
+    made = linear(x, rearrange(W, "head d_in d_head -> (head d_head) d_in"))
+    return rearrange(made, "... position (head d_head) -> ... head position d_head", head=len(W))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ..draw.text import with_minus_signs
 from ..maths.intervals import LEAST_TEXTS, TextMeans
+from ..results.result import TextResult
 
 PALE: Final = "; pale where its effect is not clear among all shown"
 """The end of a sentence that explains how a map shows effects that are not clear."""
@@ -138,3 +139,12 @@ def for_map(means: TextMeans, rows: Sequence[int]) -> dict[str, Any]:
     columns = {"effect": means.mean, "low": low, "high": high, "clear": means.clear}
     shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in columns.items()} | {"signed": True}
     return shown if bool((means.texts >= LEAST_TEXTS).any()) else shown | {"clear": None}
+
+
+_UNPAIRED: Final = "; the two are on different texts, so a difference has no interval"
+
+
+def largest_of(result: TextResult, means: TextMeans, *named: Any, **words: Any) -> str:
+    """The sentence of `about_largest`; a difference of results on different texts states why it has no interval."""
+    unpaired = result.parts is not None and not result.paired
+    return about_largest(means, *named, no_interval_as=_UNPAIRED if unpaired else None, **words)

@@ -24,9 +24,7 @@ from ..results.by_layer import by_layer, subtracted
 from ..results.over_texts import OverTexts
 from ..results.provenance import Provenance
 from ..results.result import TextResult
-from .claims import PALE, for_map, interval_note
-from .differences import largest_of
-from .layers import count_layers
+from .claims import PALE, for_map, interval_note, largest_of
 from .sweep import Swept
 
 
@@ -310,7 +308,7 @@ def head_fields(
     """The fields of `HeadEffects` after a sweep that changed one head, or kv head, at a time."""
     stack = model.output_stack
     count = stack.n_kv_heads if by_kv_head else stack.n_heads
-    n_layers = count_layers(model, stack)
+    n_layers = len(stack.places)
     after = swept.after.reshape(len(heads), draws, -1)
     fields = effect_fields(heads, count, replace(swept, after=after.mean(dim=1)), method)
     fields |= {"shift": None, "by_draw": None}

@@ -15,11 +15,9 @@ from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_
 from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
 from ..model.attention.observed import RowBlock
-from .held_layers import HeldLayers
-from .reducer import Reducer, Run, State
-from .row_classes import ROW_CLASSES, row_classes
+from .reducer import HeldLayers, Reducer, Run, State
 from .row_means import RowMeans, closed, sum_of_states
-from .token_types import TOKEN_TYPES, token_types
+from .token_types import ROW_CLASSES, TOKEN_TYPES, row_classes, token_types
 
 SINK_RATE: Final = 0.3
 """ε of Sink_k^ε: a key that receives more mean attention than this is a sink of a head in a text (Gu et al. 2024)."""

@@ -20,7 +20,6 @@ from ..model.inputs.encoder import Inputs
 from ..model.run.hooked import HookedModel
 from ..model.stack.centring import sums_of
 from ..results.mean_qk import MeanQK, padded
-from .layers import count_layers
 from .options import StreamOptions
 from .reducer import Reducer, Run, Source, State
 from .stream import stream
@@ -117,7 +116,7 @@ class MeanQKReducer(Reducer):
         return MeanQK(
             per_position=self.per_position,
             layers=source.layers,
-            n_layers=count_layers(source.model, source.stack),
+            n_layers=len(source.stack.places),
             stack=source.stack.label,
             provenance=source.provenance,
             **state | {"texts": state["texts"].sort().values},

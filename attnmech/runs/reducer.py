@@ -6,13 +6,16 @@ with its square.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from ..batch import Batch
+from ..maths.blocks import block_bytes
 from ..model.attention.observed import LayerEnd, RowBlock
 from ..model.run.hooked import HookedModel
 from ..model.stack.stack import Stack
@@ -144,3 +147,31 @@ class Reducer(ABC):
         of the class must be the same too and, unless the class defines `options`, all attributes (tensors by content).
         """
         return {name: repr(value) for name, value in vars(self).items()}
+
+
+Kind = TypeVar("Kind", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class HeldLayers(Generic[Kind, Value]):
+    """The layers of one batch that a reducer has still to add, by kind: only layers of one kind are added together."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[Kind, dict[int, Value]] = {}
+
+    @classmethod
+    def of(cls, state: State, run: Run) -> "HeldLayers[Kind, Value]":
+        """The held layers of the reducer with this state."""
+        held: HeldLayers[Kind, Value] = run.between.setdefault((id(state["classes"]), cls), cls())
+        return held
+
+    def add(self, kind: Kind, layer: int, value: Value, size: int, device: torch.device) -> dict[int, Value]:
+        """Holds a layer, whose numbers take `size` bytes; returns the layers of its kind once they fill a block."""
+        layers = self._by_kind.setdefault(kind, {})
+        layers[layer] = value
+        return self._by_kind.pop(kind) if (len(layers) + 1) * size > block_bytes(device) else {}
+
+    def rest(self) -> Iterator[tuple[Kind, dict[int, Value]]]:
+        """The layers that are left, kind by kind."""
+        while self._by_kind:
+            yield self._by_kind.popitem()

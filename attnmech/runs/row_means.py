@@ -30,14 +30,12 @@ from ..results.by_layer import by_layer, shared_layers
 from ..results.over_texts import clarity_of
 from ..results.provenance import Provenance
 from ..results.result import TextResult
-from .claims import for_map, interval_note
-from .differences import largest_of
+from .claims import for_map, interval_note, largest_of
 from .groups import by_group, distinct_texts, joined
-from .layers import count_layers
 from .reducer import Run, Source, State
-from .row_classes import ROW_CLASSES
 from .states import on_cpu
 from .summed import over_shards
+from .token_types import ROW_CLASSES
 
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
 """The entries of a state with texts, or groups of texts, as their last axis."""
@@ -116,7 +114,7 @@ class RowMeans(WithStatistics, TextResult):
         batch = source.batch
         return cls(
             layers=source.layers,
-            n_layers=count_layers(source.model, source.stack),
+            n_layers=len(source.stack.places),
             documents=source.documents,
             truncated=source.truncated,
             state=state,

@@ -13,7 +13,6 @@ from ..basics.fields import check_entries, check_layers
 from ..errors import InputError
 from ..results.provenance import Provenance
 from ..results.result import PagedResult
-from .layers import count_layers
 from .reducer import Reducer, Source, State
 
 
@@ -52,7 +51,7 @@ class Summed(PagedResult):
         """The result for a state."""
         return cls(
             layers=source.layers,
-            n_layers=count_layers(source.model, source.stack),
+            n_layers=len(source.stack.places),
             documents=source.documents,
             truncated=source.truncated,
             state=state,

@@ -6,7 +6,7 @@ from unicodedata import category, name
 
 import regex
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..batch import Batch
@@ -70,3 +70,16 @@ def _name_of(text: str) -> str:
     if marks and all(category(character) == "Po" and "COMMA" in name(character, "") for character in marks):
         return "comma"
     return "other mark" if text and not any(character.isspace() for character in text) else "other"
+
+
+ROW_CLASSES: Final = ("ordinary", "special", "first")
+"""The classes of row: the first token of a text, another special token, or any other token."""
+
+
+def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
+    """For each class in `ROW_CLASSES`, True at the real tokens that belong to it; padding belongs to none."""
+    known, first = batch.is_special, batch.first
+    if batch.texts_of is None and batch.ids.shape[1] == 1:
+        # A module that pools has a single query, which is not the beginning of a text.
+        first = torch.zeros_like(first)
+    return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]

@@ -11,22 +11,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..maths.compared import StreamPair, compared
 from ..maths.float64 import put
 from ..maths.statistic import Statistic, Statistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..maths.update_statistics import STATISTICS, AgainstStream, LayerRows, update_statistics
-from ..maths.updates import Writer, cosine
+from ..maths.updates import StreamPair, Writer, compared, cosine
 from ..model.attention.local_global import global_tokens
 from ..model.attention.observed import LayerEnd, RowBlock
 from ..model.parts.hashes import tensors_hash
 from ..model.reading.unembedding import Unembedding
 from ..model.stack.block import attention_scale, before_mlp
 from ..model.stack.carried import values_read
-from .held_layers import HeldLayers
-from .reducer import Reducer, Run, State
-from .row_classes import row_classes
+from .reducer import HeldLayers, Reducer, Run, State
 from .row_means import closed, sum_of_states
+from .token_types import row_classes
 
 BLOCK_STATISTICS: Final = Statistics(
     Statistic(

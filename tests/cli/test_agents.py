@@ -28,8 +28,7 @@ from schemas import are_sentences, schema, strict
 import attnmech as am
 from attnmech.cli import main as cli
 from attnmech.cli.agents import answers
-from attnmech.cli.agents.folders import Folders
-from attnmech.cli.agents.models import Models
+from attnmech.cli.agents.allowed import Folders, Models
 from attnmech.cli.agents.server import server_of
 from attnmech.cli.agents.tools import MAX_ANSWER, Tools
 from attnmech.demo.text import documents

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attnmech.maths.compared import compared
+from attnmech.maths.updates import compared
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

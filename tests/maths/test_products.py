@@ -2,7 +2,7 @@
 
 import torch
 
-from attnmech.maths.products import product_by_head
+from attnmech.maths.scores import product_by_head
 
 
 def test_by_head() -> None:

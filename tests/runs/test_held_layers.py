@@ -8,8 +8,8 @@ import torch
 from models import hooked, inputs_of
 
 import attnmech as am
-from attnmech.runs import held_layers
-from attnmech.runs.held_layers import HeldLayers
+from attnmech.runs import reducer
+from attnmech.runs.reducer import HeldLayers
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neo", "gemma2"])
@@ -18,7 +18,7 @@ def test_sums_do_not_depend_on_how_many_layers_are_added_together(
     monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], name: str
 ) -> None:
     together = call(hooked(name), inputs_of(name))
-    monkeypatch.setattr(held_layers, "block_bytes", lambda device: 1)
+    monkeypatch.setattr(reducer, "block_bytes", lambda device: 1)
     apart = call(hooked(name), inputs_of(name))
     assert together.state.keys() == apart.state.keys()
     for entry, value in together.state.items():
@@ -26,7 +26,7 @@ def test_sums_do_not_depend_on_how_many_layers_are_added_together(
 
 
 def test_layers_are_held_until_the_next_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_layers, "block_bytes", lambda device: 100)
+    monkeypatch.setattr(reducer, "block_bytes", lambda device: 100)
     held: HeldLayers[str, str] = HeldLayers()
     device = torch.device("cpu")
     added = [held.add("window" if layer % 2 else "whole", layer, f"of {layer}", 40, device) for layer in range(6)]

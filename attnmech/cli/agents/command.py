@@ -11,8 +11,7 @@ from ...errors import InputError
 from ..options import DeviceOption, DtypeOption
 from ..stages import importing
 from ..terminal import console
-from .folders import Folders
-from .models import Models
+from .allowed import Folders, Models
 
 TOKEN: Final = "ATTNMECH_MCP_TOKEN"
 """The environment variable with the token of the HTTP server."""

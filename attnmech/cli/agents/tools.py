@@ -40,6 +40,7 @@ from ..summaries import (
     type_rows,
 )
 from ..terminal import Rows, Summary, as_object
+from .allowed import Folders, Models
 from .answers import Answer
 from .arguments import (
     MOST_CHARACTERS,
@@ -60,8 +61,6 @@ from .arguments import (
     Word,
     Words,
 )
-from .folders import Folders
-from .models import Models
 
 MAX_ANSWER: Final = 60_000
 """The largest number of characters of an answer without its picture."""

@@ -33,13 +33,11 @@ from ...results.over_texts import OverTexts
 from ...results.provenance import Provenance
 from ...results.result import TextResult
 from ...runs.ablations import check_reference, mean_of, reread
-from ...runs.claims import for_map, interval_note
+from ...runs.claims import for_map, interval_note, largest_of
 from ...runs.corpus import CorpusBatch, contents_of
-from ...runs.differences import largest_of
 from ...runs.effects import HeadEffects, unit_of
 from ...runs.gradients import differentiated, tokens_at_once
 from ...runs.judged import JudgedTexts
-from ...runs.layers import count_layers
 from ...runs.metrics import Metric, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.progress import steps
@@ -284,7 +282,7 @@ def head_importance(
     count = len(judged.text_of)
     before = torch.empty(count, dtype=torch.float64)
     scores = torch.empty(len(chosen), stack.n_heads, count, dtype=torch.float64)
-    n_layers = count_layers(model, stack)
+    n_layers = len(stack.places)
     exact = None if sweep is None else _effects_for(sweep, provenance, chosen, n_layers)
     with steps("texts", count, show=progress) as bar:
         for part in judged.parts:

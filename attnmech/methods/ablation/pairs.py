@@ -26,8 +26,7 @@ from ...results.over_texts import OverTexts, clarity_of
 from ...results.provenance import Provenance
 from ...results.result import TextResult
 from ...runs.ablations import Ablations, reread
-from ...runs.claims import interval_note
-from ...runs.differences import largest_of
+from ...runs.claims import interval_note, largest_of
 from ...runs.effects import unit_of
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...basics.arguments import optional_flag, whole_number
@@ -16,7 +18,9 @@ from ...basics.files import path_of
 from ...basics.messages import capitalised
 from ...basics.nouns import counted
 from ...basics.public import public
+from ...draw.figure import Figure
 from ...draw.section import Section
+from ...draw.style import FIGURE_STYLE, MARKS, NEUTRAL
 from ...draw.text import signed
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
@@ -35,7 +39,6 @@ from ...runs.options import SweepOptions
 from ...runs.progress import Steps
 from ...runs.progress import steps as bar_of
 from ...runs.sweep import Sweeps, Swept, identity_of_sweep
-from .pruning_figures import pruning_lines
 
 
 @dataclass(frozen=True, repr=False)
@@ -365,3 +368,43 @@ def _listed(heads: Iterable[Head]) -> list[list[int]]:
 
 def _heads(listed: Iterable[Sequence[int]]) -> tuple[Head, ...]:
     return tuple((layer, head) for layer, head in listed)
+
+
+_CURVE: Final = MARKS["self"]
+
+
+def pruning_lines(
+    steps: Sequence[str],
+    curve: NDArray[np.floating],
+    low: NDArray[np.floating],
+    high: NDArray[np.floating],
+    random: NDArray[np.floating],
+    *,
+    label: str,
+) -> go.Figure:
+    """Draws the metric after each step, `[step]`, with its interval as a band, and random orders, `[draw step]`.
+
+    `steps` names the head removed at each step; at the first, no head is removed.
+    """
+    places = list(range(len(steps)))
+    figure = Figure()
+    for number, draw in enumerate(random):
+        figure.add_scatter(
+            x=places, y=draw, mode="lines", name="in random order", legendgroup="random", showlegend=number == 0,
+            line={"color": NEUTRAL, "width": 1, "dash": "dot"},
+            hovertemplate=f"%{{x}} heads removed, random order {number}<br>%{{y:.4g}}<extra></extra>",
+        )  # fmt: skip
+    if np.isfinite(low).any():
+        figure.add_scatter(
+            x=[*places, *reversed(places)], y=[*high, *low[::-1]], fill="toself", mode="lines", line={"width": 0},
+            fillcolor="rgba(0,158,115,0.2)", name="95 % over texts", hoverinfo="skip",
+        )  # fmt: skip
+    figure.add_scatter(
+        x=places, y=curve, mode="lines+markers", name="least harmful first",
+        line={"color": _CURVE.colour, "width": 2}, marker={"symbol": _CURVE.symbol, "size": 6}, text=list(steps),
+        hovertemplate="%{x} heads removed, last %{text}<br>%{y:.4g}<extra></extra>",
+    )  # fmt: skip
+    figure.update_layout(template=FIGURE_STYLE, height=360)
+    figure.update_xaxes(title="heads removed")
+    figure.update_yaxes(title=label)
+    return figure

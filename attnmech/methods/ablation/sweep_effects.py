@@ -19,8 +19,7 @@ from ...results.by_layer import subtracted
 from ...results.over_texts import OverTexts
 from ...results.provenance import Provenance
 from ...results.result import TextResult
-from ...runs.claims import interval_note
-from ...runs.differences import largest_of
+from ...runs.claims import interval_note, largest_of
 from ...runs.effects import strongest_of, unit_of
 from ...runs.sweep import Swept
 

@@ -16,8 +16,7 @@ from ...results.by_layer import subtracted
 from ...results.over_texts import OverTexts
 from ...results.provenance import Provenance
 from ...results.result import TextResult
-from ...runs.claims import interval_note
-from ...runs.differences import largest_of
+from ...runs.claims import interval_note, largest_of
 from ...runs.effects import unit_of
 from .confirmation import Confirmation
 from .formulas import METHODS

@@ -31,7 +31,6 @@ from ...results.graph import Graph
 from ...runs.ablations import checked_seed
 from ...runs.claims import PALE, for_map
 from ...runs.edge_passes import patched_edges
-from ...runs.layers import count_layers
 from ...runs.metrics import MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.residual_graph import OF_SENDERS, graph_of
@@ -237,7 +236,7 @@ def attribute(
     if graph is None:
         parts = comparison.parts()
         before, estimates = comparison.estimated(NodeEstimator(*common), parts, shape)
-        per_pair = by_layer(estimates, chosen, count_layers(model, stack))
+        per_pair = by_layer(estimates, chosen, len(stack.places))
     else:
         _require_room(graph, comparison.count)
         parts = comparison.parts(16 * len(graph.senders) * model.d_model)

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from ...basics.arguments import shown
 from ...errors import InputError
 from ...maths.flow import value_norms
-from ...maths.products import product_by_head
+from ...maths.scores import product_by_head
 from ...maths.updates import Writer
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.reading.unembedding import Unembedding, unembedding_of

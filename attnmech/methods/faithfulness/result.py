@@ -18,7 +18,9 @@ from ...basics.arguments import finite_number, flag, listed, option, shown
 from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import every_bos
+from ...draw.figure import Figure
 from ...draw.section import Section
+from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...interventions import Values
@@ -39,8 +41,6 @@ from ...runs.options import MeasuringOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.residual_graph import OF_SENDERS, graph_of
 from ...runs.sweep import batches_of, prompts_of, tokens_of
-from .figures import faithfulness_curve
-from .formulas import trapezoid
 
 OUTSIDE: Final = {
     "corrupted": "what senders write in the corrupted run",
@@ -329,3 +329,45 @@ def _means(
     for (point, layer), total in sums.items():
         means.setdefault(point, {})[layer] = Values({layer: (times * total / tokens)[None, None]})
     return means
+
+
+def trapezoid(shares: Sequence[float]) -> Float[Tensor, " circuit"]:
+    """The weights of the trapezoid rule: Σ w_k f_k approximates ∫ f from the smallest to the largest share.
+
+    >>> trapezoid([0.0, 0.5, 1.0]).tolist()
+    [0.25, 0.5, 0.25]
+    """
+    x = torch.tensor(shares, dtype=torch.float64)
+    half = (x[1:] - x[:-1]) / 2
+    weights = torch.zeros_like(x)
+    weights[:-1] += half
+    weights[1:] += half
+    return weights
+
+
+def faithfulness_curve(frame: pd.DataFrame) -> go.Figure:
+    """Draws faithfulness and completeness in `Faithfulness.to_frame` over the share of edges, with intervals."""
+    figure = Figure()
+    kinds = {"faithfulness": ("only the circuit", "circle"), "completeness": ("everything but the circuit", "square")}
+    for (name, (label, symbol)), colour in zip(kinds.items(), (SCORE_COLOURS[-1], NEUTRAL), strict=True):
+        figure.add_scatter(
+            x=100 * frame["share"],
+            y=frame[name],
+            error_y={
+                "array": frame[f"{name}_high"] - frame[name],
+                "arrayminus": frame[name] - frame[f"{name}_low"],
+                "thickness": 1,
+            },
+            mode="lines+markers",
+            line={"color": colour, "dash": "solid" if name == "faithfulness" else "dot"},
+            marker={"color": colour, "symbol": symbol, "size": 7},
+            name=label,
+            text=frame["size"],
+            hovertemplate=f"{label}: %{{y:.3g}}<br>%{{text}} edges (%{{x:.3g}} %)<extra></extra>",
+        )
+    for level in (0, 1):
+        figure.add_hline(y=level, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
+    figure.update_layout(template=FIGURE_STYLE, height=360)
+    figure.update_xaxes(title="edges in the circuit (%)", type="log")
+    figure.update_yaxes(title="share of the metric kept")
+    return figure

@@ -6,6 +6,8 @@ from typing import Any, Final, Unpack
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from ...basics.arguments import option
 from ...basics.public import public
@@ -13,6 +15,7 @@ from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
 from ...maths.float64 import put
+from ...maths.statistic import Statistic, Statistics
 from ...maths.sums_by_text import counts_by_text, sums_by_text
 from ...model.attention.local_global import global_tokens
 from ...model.attention.observed import RowBlock
@@ -20,10 +23,28 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
-from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import RowMeans, closed, sum_of_states
 from ...runs.stream import stream
-from .global_formulas import MASSES, masses
+from ...runs.token_types import ROW_CLASSES, row_classes
+
+MASSES: Final = Statistics(
+    Statistic(
+        name="global_mass",
+        meaning="Mean attention of local tokens to the global ones.",
+        label="attention of local tokens to global ones",
+    ),
+    Statistic(
+        name="window_mass",
+        meaning="Mean attention of local tokens to the other keys of their windows.",
+        label="attention in the window",
+    ),
+    Statistic(
+        name="uniform_global_mass",
+        meaning="`global_mass` if every row attended uniformly to the keys that it sees.",
+    ),
+    Statistic(name="among_global", meaning="Mean attention of global tokens to global tokens."),
+)
+"""The masses measured on every row, in the order of the axis `statistic`."""
 
 FIGURES: Final = ("global_mass", "window_mass")
 """The maps of a page."""
@@ -173,3 +194,31 @@ class GlobalAttention(RowMeans):
             return super().__repr__()
         to_global, rest = (percent(float(value.nanmean()), 0) for value in (self.global_mass, self.window_mass))
         return f"GlobalAttention({self._texts}; mean over heads: {to_global} on global tokens, {rest} in the window)"
+
+
+def masses(
+    pattern: Float[Tensor, "batch head row key"],
+    visible: Bool[Tensor, "batch 1 row key"],
+    global_rows: Bool[Tensor, "batch row"],
+    global_keys: Bool[Tensor, "batch key"],
+    real: Bool[Tensor, "batch row"],
+) -> tuple[Float[Tensor, "statistic batch head row"], Bool[Tensor, "statistic batch row"]]:
+    """Returns all `MASSES` on each row, 0 where undefined, and the rows on which each mass is defined.
+
+    On a local row that sees a global token and other keys:
+
+        global_mass   Σ_{j global} p_ij        window_mass   Σ_{j not global} p_ij
+        uniform_global_mass   (number of global tokens) / (number of keys that the row sees)
+
+    and on the row of a global token, which sees every key, among_global: Σ_{j global} p_ij. A global token inside the
+    window counts as global; the model also attends to it only once.
+    """
+    chosen = global_keys[:, None, None]
+    seen = visible[:, 0]
+    both, others = ((seen & keys[:, None]).sum(dim=-1) for keys in (global_keys, ~global_keys))
+    local = real & ~global_rows & (both > 0) & (others > 0)
+    to_global, to_others = ((pattern * keys.to(pattern)).sum(dim=-1) for keys in (chosen, ~chosen))
+    uniform = (both / (both + others).clamp_min(1)).to(pattern)[:, None].expand_as(to_global)
+    values = torch.stack((to_global, to_others, uniform, to_global))
+    valid = torch.stack((local, local, local, real & global_rows & (others > 0)))
+    return values.masked_fill(~valid[:, :, None], 0.0), valid

@@ -27,12 +27,10 @@ from ...runs.ablations import checked_seed, one_by_one
 from ...runs.claims import interval_note
 from ...runs.effects import HeadEffects, head_fields
 from ...runs.journal import owning_journal
-from ...runs.layers import count_layers
 from ...runs.options import RunOptions
 from ...runs.residual_graph import Steps
 from ...runs.sweep import batches_of, run_sweep
-from .foils import AgainstFoils, foils_of
-from .prompts import Pair, Prompts, prompts_of
+from .prompts import AgainstFoils, Pair, Prompts, foils_of, prompts_of
 
 TEMPLATE: Final = "Q: {x}\nA: {y}\n\n"
 
@@ -208,7 +206,7 @@ def function_heads(
     if along.norm_of_output(layers[0]) is None:
         parts = [along.raw(layer, means[layer])[:, 0, 0] for layer in layers]
         scale = model.output_stack.architecture.attn_scale
-        written = by_layer(scale * torch.stack(parts).cpu(), layers, count_layers(model, model.output_stack))
+        written = by_layer(scale * torch.stack(parts).cpu(), layers, len(model.output_stack.places))
     fields = head_fields(model, chosen, swept, "the mean output on right examples")
     effects = FunctionHeads(**fields, clean=clean.before, written=written)
     return replace(effects, against_foils=_against_foils(model, effects, asking, chosen, changes, options))

@@ -34,7 +34,6 @@ from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.claims import PALE, for_map, interval_note, interval_of
 from ...runs.groups import by_group, joined
-from ...runs.layers import count_layers
 from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text
 
@@ -151,7 +150,7 @@ def group_attention(
         words=tuple(of_group.values()),
         missing=missing,
         layers=chosen,
-        n_layers=count_layers(model, model.stack(None)),
+        n_layers=len(model.stack(None).places),
         documents=len(texts),
         attention_sums=total["attention"],
         baseline_sums=total["baseline"],

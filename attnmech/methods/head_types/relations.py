@@ -30,7 +30,6 @@ from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.claims import for_map
-from ...runs.layers import count_layers
 from ...runs.words import words_of
 
 LEAST_PAIRS: Final = 5
@@ -124,7 +123,7 @@ def relations(
     return Relations(
         names=names,
         layers=chosen,
-        n_layers=count_layers(model, model.stack(None)),
+        n_layers=len(model.stack(None).places),
         correct=correct[..., : len(distinct)],
         mass_sums=mass[..., : len(distinct)],
         pairs=pairs[:, : len(distinct)],

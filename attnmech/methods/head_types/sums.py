@@ -11,9 +11,8 @@ from torch.nn.functional import pad
 
 from ...batch import Batch
 from ...maths.float64 import as_float64, float64_device
-from ...maths.products import product_by_head
 from ...maths.received import received_by_distance
-from ...maths.scores import ScoreParts
+from ...maths.scores import ScoreParts, product_by_head
 from ...maths.softmax import Top, softmax_of
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.reading.unembedding import Unembedding, unembedding_of, why_not_linear
@@ -22,8 +21,7 @@ from ...model.stack.centring import centred
 from ...model.stack.ledger import ledger_of_block
 from ...runs.groups import by_group, joined
 from ...runs.reducer import Reducer, Run, State
-from ...runs.row_classes import ROW_CLASSES, row_classes
-from ...runs.token_types import TOKEN_TYPES, token_types
+from ...runs.token_types import ROW_CLASSES, TOKEN_TYPES, row_classes, token_types
 from .formulas import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets
 from .writing import copying, rank_above
 

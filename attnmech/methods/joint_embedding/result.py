@@ -20,7 +20,6 @@ from ...interventions import Heads
 from ...model.inputs.encoder import Ids, Inputs
 from ...model.parts.hashes import batch_hash
 from ...model.run.hooked import HookedModel, require_model
-from ...runs.layers import count_layers
 from ...runs.progress import steps
 from ...runs.token_types import token_types
 from .chosen_texts import TOKENS, ChosenTexts, choose_texts
@@ -204,7 +203,7 @@ def _embedded(
     }  # fmt: skip
     return JointEmbedding(
         heads=plan.heads,
-        n_layers=count_layers(model, of_stack),
+        n_layers=len(of_stack.places),
         n_heads=of_stack.n_heads,
         stack=of_stack.label,
         geometry=plan.geometry,

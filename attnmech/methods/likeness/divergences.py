@@ -27,7 +27,7 @@ from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.attention.observed import RowBlock
 from ...runs.groups import GROUPS, by_group, joined
 from ...runs.reducer import Reducer, Run, State
-from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.token_types import ROW_CLASSES, row_classes
 
 KEPT_BYTES: Final = 200_000_000
 """The most memory that the patterns of a batch's sampled rows may take, in bytes."""

@@ -11,7 +11,7 @@ from ...model.attention.observed import LayerEnd, RowBlock
 from ...runs.focus_sums import FocusSums
 from ...runs.groups import by_group, joined
 from ...runs.reducer import Reducer, Run, State
-from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.token_types import ROW_CLASSES, row_classes
 from ...runs.update_sums import UpdateSums
 
 FAR: Final = ("far", "far_ordinary")

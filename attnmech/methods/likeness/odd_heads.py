@@ -35,9 +35,9 @@ from ...runs.claims import interval_note
 from ...runs.groups import distinct_texts
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
-from ...runs.row_classes import ROW_CLASSES
 from ...runs.stream import stream
 from ...runs.summed import Summed
+from ...runs.token_types import ROW_CLASSES
 from .odd_head_sums import FAR, OddHeadSums
 
 STATISTICS: Final = Statistics(

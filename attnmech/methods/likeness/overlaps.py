@@ -13,7 +13,7 @@ from torch import Tensor
 from ...maths.float64 import as_float64, put
 from ...model.attention.observed import RowBlock
 from ...runs.reducer import Reducer, Run, Source, State
-from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.token_types import ROW_CLASSES, row_classes
 from .divergences import sampled_rows, with_sink
 
 ROWS: Final = 8

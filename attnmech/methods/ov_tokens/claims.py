@@ -10,8 +10,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from ...maths.intervals import LEVEL
-from ...maths.shares import exact_interval
+from ...maths.intervals import LEVEL, exact_interval
 
 TYPES: Final = {"copy suppression": "suppressed", "successor": "successor"}
 """The types, with the statistic of each."""

@@ -29,16 +29,14 @@ from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.answers import answer_ids
-from ...runs.layers import count_layers
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .circuits import Circuits
 from .claims import TYPES as CLAIMED
 from .claims import Shares, claimed
-from .figures import pairs_chart
 from .formulas import OWN, STATISTICS, TOP, Extremes, OwnPlaces, extremes_of
-from .pair import Pair
+from .pairs import Pair, pairs_chart
 from .successors import Steps, Successors
 from .sums import ScaleSums
 
@@ -164,7 +162,7 @@ class OVReducer(ScaleSums):
         ids = sorted({*read.tolist(), *(token for kind in KINDS for token in pairs[kind][1].flatten().tolist())})
         return OVTokens(
             layers=self.measured,
-            n_layers=count_layers(model, stack),
+            n_layers=len(stack.places),
             documents=source.documents,
             truncated=source.truncated,
             read=read.cpu(),

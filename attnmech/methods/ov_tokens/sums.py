@@ -9,7 +9,7 @@ from ...model.attention.observed import LayerEnd
 from ...model.reading.unembedding import unembedding_of
 from ...model.stack.block import attention_scale
 from ...runs.reducer import Reducer, Run, State
-from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.token_types import ROW_CLASSES, row_classes
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 Formulas: docs/formulas.md#query-key-directions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Unpack
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
@@ -17,9 +18,11 @@ from torch import Tensor
 from ...basics.arguments import flag, index_of, member, shown, whole_number
 from ...basics.fields import check_layers
 from ...basics.public import public
+from ...draw.chart import ByChoice, Chart, Slot
+from ...draw.figure import Figure
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
-from ...draw.text import percent, quoted
+from ...draw.text import percent, plotly_text, quoted, visible_token, with_minus_signs
 from ...errors import InputError
 from ...maths.intervals import LEVEL, TextMeans
 from ...model.inputs.encoder import Inputs
@@ -29,11 +32,9 @@ from ...results.by_layer import by_layer
 from ...results.mean_qk import MeanQK
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
-from ...runs.layers import count_layers
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
-from .figures import directions_chart
 from .formulas import Directions
 from .sums import CovarianceSums, Reader
 
@@ -157,7 +158,7 @@ class DirectionsReducer(CovarianceSums):
         known = sorted(set(ids.flatten().tolist()))
         return QKDirections(
             layers=source.layers,
-            n_layers=count_layers(model, source.stack),
+            n_layers=len(source.stack.places),
             documents=source.documents,
             truncated=source.truncated,
             distance=self.distance,
@@ -341,3 +342,40 @@ class QKDirections(PagedResult):
                 tab="why",
             ),
         ]
+
+
+_SHOWN: Final = 3
+"""The number of tokens shown at each end."""
+_ENDS: Final = {"highest": "+", "lowest": "−"}
+
+
+def directions_chart(frames: Sequence[Sequence[pd.DataFrame]]) -> Chart:
+    """A table with two lines for each direction of each layer and head, from `QKDirections.directions`."""
+    columns: dict[str, Callable[[pd.Series, str], str]] = {
+        "direction": lambda line, end: f"{line.direction} {_ENDS[end]}",
+        "share (95 %)": lambda line, end: _share(line) if end == "highest" else "",
+        "queries that read": lambda line, end: _tokens(line[f"query_{end}"]),
+        "keys that read": lambda line, end: _tokens(line[f"key_{end}"]),
+    }
+    figure = Figure()
+    figure.add_table(header={"values": list(columns)}, cells={"values": [[] for _ in columns]})
+    figure.update_layout(height=60 + 52 * len(frames[0][0]))
+    slots = []
+    for place, column in enumerate(columns.values()):
+        texts = [
+            [[column(line, end) for _, line in of_head.iterrows() for end in _ENDS] for of_head in of_layer]
+            for of_layer in frames
+        ]
+        slots.append(Slot(f"data.0.cells.values.{place}", ByChoice(np.array(texts, dtype=object), ("layer", "head"))))
+    return Chart(figure, tuple(slots))
+
+
+def _share(line: pd.Series) -> str:
+    share = percent(line.share)
+    if pd.isna(line.share_low):
+        return share
+    return with_minus_signs(f"{share} ({100 * line.share_low:.1f} to {100 * line.share_high:.1f})")
+
+
+def _tokens(tokens: Sequence[str]) -> str:
+    return ", ".join(plotly_text(visible_token(token)) for token in tokens[:_SHOWN])

@@ -26,9 +26,9 @@ from ...model.stack.ledger import made_of_parts
 from ...model.stack.stack import Stack
 from ...runs.haystacks import ordinary_tokens
 from ...runs.reducer import Reducer, Run, State
-from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import closed, sum_of_states
 from ...runs.score_audits import ScoreAudits, require_whole
+from ...runs.token_types import ROW_CLASSES, row_classes
 from .formulas import Directions, directions_of
 
 _PROBE: Final = 5

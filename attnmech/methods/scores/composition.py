@@ -22,7 +22,6 @@ from ...model.parts.weights import AttentionWeights
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
-from ...runs.layers import count_layers
 
 KINDS: Final = ("q", "k", "v")
 
@@ -73,7 +72,7 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
             "reads what another head wrote, so the weights alone do not define a score."
         )
     factors = {layer: _factors_of(model, layer, fold_norm=fold_norm) for layer in layers}
-    axes = (count_layers(model, stack), stack.n_heads) * 2
+    axes = (len(stack.places), stack.n_heads) * 2
     kinds = {name: torch.full(axes, torch.nan, dtype=torch.float64) for name in KINDS}
     for place, first in enumerate(layers):
         written = factors[first].written()

@@ -34,7 +34,6 @@ from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import Result
-from ...runs.layers import count_layers
 from .directions import Directions, StreamSplit
 from .pair_figures import pair_map
 from .sources import SourceParts, SourceWalk
@@ -57,7 +56,7 @@ def decompose_by_source(
     """Splits each head's query-key scores over pairs of upstream writers, on the query side and on the key side.
 
     query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j), over all pairs of a writer s of the stream at the query and a writer t
-    of the stream at the key (equations in `attnmech.methods.scores.source_formulas`). Writers are the embeddings of
+    of the stream at the key (equations in `attnmech.methods.scores.sources`). Writers are the embeddings of
     token, position and token type, every head in earlier layers, every b_O, every MLP, and the shift β of every norm on
     the way. Norms, including qk-norms, are frozen at the scales of this run; in post-norm models each writer passes
     through every norm after it.
@@ -142,7 +141,7 @@ def decompose_by_source(
     }
     return SourceDecomposition(
         parts=tuple(walk.parts[layer] for layer in chosen),
-        residual=by_layer(residual, list(chosen), count_layers(model, stack)),
+        residual=by_layer(residual, list(chosen), len(stack.places)),
         tokens=batch.tokens,
         provenance=model.provenance(batch_hash(batch), batch.tokens, options),
     )

@@ -40,7 +40,6 @@ from ...model.stack.ledger import ScoreAudit
 from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.mean_qk import MeanQK
-from ...runs.layers import count_layers
 from .figures import key_terms, score_shares, score_shares_chart
 from .section import score_sections
 from .terms_of_scores import SplitScores
@@ -132,7 +131,7 @@ def decompose_scores(
     if centre is not None:
         options["centre"] = str(centre)
     residual, largest = (
-        by_layer(torch.stack(values), chosen, count_layers(model, blocks))
+        by_layer(torch.stack(values), chosen, len(blocks.places))
         for values in ([audit.residual for audit in audits], [audit.largest for audit in audits])
     )
     return ScoreDecomposition(

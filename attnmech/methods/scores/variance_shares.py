@@ -33,10 +33,10 @@ from ...model.stack.centring import Centre, checked_centre, require_means_of
 from ...results.mean_qk import MeanQK
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
-from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import RowMeans, closed, of_groups, sum_of_states
 from ...runs.score_audits import ScoreAudits, require_whole
 from ...runs.stream import stream
+from ...runs.token_types import ROW_CLASSES, row_classes
 
 ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)
 """Every possible term of scores, in the order of the axis `statistic`."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Unpack
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float
+from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, shown, whole_number
@@ -20,10 +22,12 @@ from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.embed import View
+from ...draw.figure import Figure
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
-from ...draw.segments import segment_labels, segment_map
+from ...draw.segments import MOST_LABELS, segment_labels, segment_map
 from ...draw.sentence import sentence_view
+from ...draw.style import FIGURE_STYLE
 from ...draw.text import percent
 from ...errors import InputError, MissingPointError
 from ...model.inputs.encoder import Inputs
@@ -33,7 +37,6 @@ from ...runs.claims import about_largest, for_map
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
-from .figures import receiver_lines
 from .formulas import ByDistance, peakedness, receivers, same_distance
 from .means import SegmentMeans
 from .section import segment_section
@@ -421,3 +424,35 @@ class SegmentAttention(SegmentMeans):
 
 _LINES: Final = 5
 """The number of heads in a figure of receivers."""
+
+
+_SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x")
+_DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
+
+
+def receiver_lines(scores: Mapping[str, Float[np.ndarray, " segment"]], labels: Sequence[str]) -> go.Figure:
+    """The attention that each segment receives from later segments, one line per head.
+
+    >>> receiver_lines({"L0H1": np.array([0.1, np.nan])}, ["0 a", "1 b"]).data[0].name
+    'L0H1'
+    """
+    count = len(labels)
+    colours = sample_colorscale("Viridis", np.linspace(0.0, 0.85, max(2, len(scores))).tolist())
+    figure = Figure()
+    for number, (name, values) in enumerate(scores.items()):
+        figure.add_scatter(
+            x=list(range(count)),
+            y=values,
+            mode="lines+markers",
+            name=name,
+            line={"color": colours[number], "dash": _DASHES[number % len(_DASHES)]},
+            marker={"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 7},
+            text=list(labels),
+            hovertemplate=f"{name}<br>%{{text}}<br>%{{y:.3g}}<extra></extra>",
+            showlegend=True,
+        )
+    ticks = {"tickvals": list(range(count)), "ticktext": list(labels)} if count <= MOST_LABELS else {}
+    figure.update_layout(template=FIGURE_STYLE, height=360, margin={"t": 40})
+    figure.update_xaxes(title="segment", **ticks)
+    figure.update_yaxes(title="mean p from later segments", rangemode="tozero")
+    return figure

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from scipy.stats import t as student_t  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ...maths.shares import exact_interval
+from ...maths.intervals import exact_interval
 
 ROUNDING: Final = 1e-6
 """Places along a direction below this share of the largest activation are attributed to rounding."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ...errors import InputError
 from ..attention.in_force import InForce
 from ..attention.local_global import GLOBAL_MASK, globals_by_default
-from ..parts.calls import first_tensor
+from ..parts.modules import first_tensor
 from ..structure.architecture import Architecture
 from ..structure.text_part import placeholders_of, text_ids, text_modules, text_setting
 from .encoder import Encoder

@@ -1,6 +1,10 @@
-"""Finds modules of a model by their dotted paths."""
+"""Finds modules by their dotted paths, and the stream among the arguments and outputs of a module."""
 
-from torch import nn
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
 
@@ -23,3 +27,41 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
             f"expected {type(root).__name__} to hold a module at {path!r}, as its family does; it has none. "
             "The model has been rebuilt or wrapped: load it as its own class."
         ) from error
+
+
+KEY_STATES: Final = ("key_value_states", "encoder_hidden_states")
+"""The arguments of transformers' attention modules from which cross-attention makes keys and values."""
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The tensor that a block or an attention module returns, by itself or first in a tuple."""
+    tensor = output if isinstance(output, torch.Tensor) else output[0]
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+def stream_of(args: Any, kwargs: Any) -> Tensor:
+    """The input stream of a block."""
+    stream = args[0] if args else kwargs[_stream_name(kwargs)]
+    assert isinstance(stream, torch.Tensor)
+    return stream
+
+
+def with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+    """The arguments of a block with its stream changed."""
+    if args:
+        return (change(args[0]), *args[1:]), kwargs
+    name = _stream_name(kwargs)
+    return args, {**kwargs, name: change(kwargs[name])}
+
+
+def with_first(output: Any, first: Tensor) -> Any:
+    """The output with its first tensor replaced."""
+    return first if isinstance(output, torch.Tensor) else (first, *output[1:])
+
+
+def _stream_name(kwargs: Any) -> str:
+    """The argument that is the stream: transformers' name, or the first tensor of a block of another kind."""
+    if "hidden_states" in kwargs:
+        return "hidden_states"
+    return next(str(name) for name, value in kwargs.items() if isinstance(value, torch.Tensor))

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...batch import Batch
-from ..parts.calls import first_tensor
-from ..parts.modules import submodule
+from ..parts.modules import first_tensor, submodule
 from ..run.hooked import HookedModel
 from ..run.passes import call
 from ..stack.skipping import alone

@@ -17,11 +17,15 @@ from ..attention.in_force import InForce, Part, Pass, Watch
 from ..attention.observed import LayerObserver, RowObserver
 from ..inputs.embeddings import token_embedding, wire_embeddings
 from ..inputs.lengths import trained_length
+from ..parts.modules import submodule
 from ..parts.packed import is_packed_projection
 from ..parts.weights import as_stored, at_home, matrix_of
 from ..stack.points import ModelPoints, has_head, points_of
+from ..stack.skipping import wire_end, wire_part
 from ..stack.stack import Stack
-from ..stack.wiring import wired_stack
+from ..stack.wire_inputs import wire_projections, wire_qk_norm, wire_v_norm
+from ..stack.wire_outputs import wire_output
+from ..stack.wire_stream import wire_stream
 from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, take_apart, use_attention
 from .passes import CheckedPasses, call
@@ -210,3 +214,23 @@ class WiredModel:
     def base(self) -> nn.Module:
         """The model without its head."""
         return self._model.base_model
+
+
+def wired_stack(base: nn.Module, architecture: Architecture, in_force: InForce) -> Stack:
+    """A stack with every point of every block connected to `in_force`.
+
+    In each pass, `in_force` decides whether a value is edited or captured.
+    """
+    stack = Stack(base, architecture, in_force)
+    if not architecture.within:
+        for place, block in enumerate(stack.places):
+            wire_part(stack, place, block)
+    for layer, block in stack.blocks.items():
+        wire_stream(stack, layer, block)
+        wire_projections(stack, layer, block)
+        wire_qk_norm(stack, layer, block)
+        wire_v_norm(stack, layer, submodule(block, architecture.attention))
+        wire_output(stack, layer, block)
+    if not architecture.within:
+        wire_end(stack)
+    return stack

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..parts.calls import first_tensor, stream_of
+from ..parts.modules import first_tensor, stream_of
 from .stack import Stack
 
 

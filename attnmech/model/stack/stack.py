@@ -23,7 +23,7 @@ from ..structure.architecture import Architecture
 class Stack:
     """The blocks of a model or, if a model has several stacks, the blocks of one.
 
-    The constructor puts attnmech's attention into the blocks; `wiring.py` connects their points to `in_force`.
+    The constructor puts attnmech's attention into the blocks; `wired_stack` connects their points to `in_force`.
     """
 
     def __init__(self, base: nn.Module, architecture: Architecture, in_force: InForce) -> None:

@@ -9,8 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ...maths.norms import FrozenNorm
-from ..parts.calls import KEY_STATES, stream_of, with_stream
-from ..parts.modules import has_module, submodule
+from ..parts.modules import KEY_STATES, has_module, stream_of, submodule, with_stream
 from ..parts.norms import frozen_norm
 from ..parts.position import as_tables, tables_for, tables_of
 from ..parts.weights import Columns, Expanded, select

@@ -8,9 +8,8 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from ..attention.identities import Kind
-from ..parts.calls import first_tensor, with_first
 from ..parts.gates import Gate, NormGate
-from ..parts.modules import submodule
+from ..parts.modules import first_tensor, submodule, with_first
 from ..parts.norms import epsilon_of, weight_of
 from .stack import Stack
 

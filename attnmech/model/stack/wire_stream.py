@@ -5,8 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.identities import Kind
-from ..parts.calls import first_tensor, with_first, with_stream
-from ..parts.modules import submodule
+from ..parts.modules import first_tensor, submodule, with_first, with_stream
 from .stack import Stack
 
 

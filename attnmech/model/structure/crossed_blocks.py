@@ -9,7 +9,7 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
-from ..parts.calls import KEY_STATES
+from ..parts.modules import KEY_STATES
 from .architecture import Architecture
 from .block_structure import BlockReader, UnreadableError
 from .factors import Factors

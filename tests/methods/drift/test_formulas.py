@@ -9,8 +9,8 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from attnmech.methods.drift.agreement import rank_agreement
 from attnmech.methods.drift.formulas import SIMILARITIES, Scan, churn, directions, sum_over_pairs
+from attnmech.methods.drift.verdicts import rank_agreement
 
 BLOCKS = [7, 64, 1000]
 

@@ -27,8 +27,7 @@ from attnmech.errors import InputError, MissingPointError
 from attnmech.methods.drift import sums as drift_sums
 from attnmech.methods.drift.sums import STATISTICS
 from attnmech.methods.drift.word_types import WORD_TYPES, word_types
-from attnmech.model.parts.calls import first_tensor
-from attnmech.model.parts.modules import submodule
+from attnmech.model.parts.modules import first_tensor, submodule
 
 K = 7
 SENTENCE = "Time flies like an arrow. Fruit flies like a banana."

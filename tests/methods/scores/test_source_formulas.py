@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnmech.methods.scores.source_formulas import pair_terms
+from attnmech.methods.scores.sources import pair_terms
 
 
 def test_pair_terms_are_means_over_cells() -> None:

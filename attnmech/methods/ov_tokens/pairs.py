@@ -1,13 +1,34 @@
-"""Shows the pairs of tokens read and written of the chosen head as a table."""
+"""Pairs of a token that a head may read and one that it then raises or lowers, and their table."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.figure import Figure
-from ...draw.text import plotly_text, signed, visible_token
-from .pair import Pair
+from ...draw.text import plotly_text, quoted, signed, visible_token
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A token that a head reads, and a token whose logit it then raises or lowers most."""
+
+    layer: int
+    head: int
+    kind: str
+    """"raised" or "lowered"."""
+    rank: int
+    """The place of the pair among those of its kind, from 0."""
+    read: str
+    written: str
+    logit: float
+    """What the head adds to the logit of `written` if it attends only to `read`, above the mean over the vocabulary."""
+    read_id: int
+    written_id: int
+
+    def __str__(self) -> str:
+        return f"{quoted(self.read)} → {quoted(self.written)} {signed(self.logit, '.2f')}"
 
 
 def pairs_chart(pairs: Sequence[Sequence[Sequence[Pair]]], kind: str) -> Chart:
