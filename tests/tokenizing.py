@@ -1,11 +1,12 @@
-"""Small tokenizers of every kind: byte-level, SentencePiece with bytes or without, WordPiece."""
+"""Small tokenizers of every kind: byte-level, SentencePiece with bytes or without, WordPiece, whole words."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
 
 from attnmech.batch import Batch
@@ -64,10 +65,89 @@ def unigram(*pieces: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", pad_token="<unk>")
 
 
+def with_bytes(*pieces: str, special: bool = False) -> Any:
+    """A Unigram tokenizer with bytes for what is not in `pieces`; `special`: as trainers add them."""
+    names = ["<unk>", *_BYTES, "▁", *pieces]
+    raw = Tokenizer(kinds.Unigram([(name, -float(len(name))) for name in names], unk_id=0, byte_fallback=True))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    if special:
+        raw.add_special_tokens(list(_BYTES))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+
+
+def wordlevel(*words: str) -> Any:
+    """A tokenizer of words and marks; transformers is not told its unknown token."""
+    vocabulary = {word: number for number, word in enumerate(("[UNK]", *words))}
+    raw = Tokenizer(kinds.WordLevel(vocabulary, unk_token="[UNK]"))
+    raw.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+class Slow(transformers.PreTrainedTokenizer):
+    """A tokenizer of words and marks in Python, which knows no offsets."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = ("<unk>", *words)
+        super().__init__(unk_token="<unk>")
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of words."""
+        return len(self.words)
+
+    def get_vocab(self) -> dict[str, int]:
+        """The id of each word."""
+        return {word: number for number, word in enumerate(self.words)}
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return re.findall(r"\w+|[^\w\s]", text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.get_vocab().get(token, 0)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.words[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """The words with spaces between them."""
+        return " ".join(tokens)
+
+
 def wordpiece(*pieces: str) -> Any:
     """A tokenizer like BERT's."""
     names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces)
     return transformers.BertTokenizer(vocab={name: number for number, name in enumerate(names)})
+
+
+LACKING: Final[dict[str, Callable[..., Any]]] = {
+    "wordpiece": wordpiece, "wordlevel": wordlevel, "slow": Slow, "unigram": lambda *words: unigram("▁", *words),
+}  # fmt: skip
+"""Tokenizers that have one token for all characters that their vocabulary lacks."""
+
+CHATS: Final = {
+    "llama 3": "{bos}{% for m in messages %}<|start_header_id|>{{m.role}}<|end_header_id|>\n\n{{m.content}}<|eot_id|>"
+    "{% endfor %}",
+    "chatml": "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n{% endfor %}",
+    "gemma": "{bos}{% for m in messages %}<start_of_turn>{{m.role}}\n{{m.content}}<end_of_turn>\n{% endfor %}",
+    "phi": "{bos}{% for m in messages %}<|user|>\n{{m.content}}<|end|>\n{% endfor %}",
+    "mistral": "{bos}{% for m in messages %}[INST] {{m.content}}[/INST]{% endfor %}",
+}
+
+
+def chatting(name: str, whole: Any) -> tuple[Any, list[str]]:
+    """A tokenizer with a chat template, whose tokens only its vocabulary marks as special; and these tokens."""
+    marks = re.findall(r"<[^<>]+>|\[/?INST\]", CHATS[name])
+    bos = "<begin>" if "{bos}" in CHATS[name] else None
+    raw = whole.backend_tokenizer
+    raw.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in [bos or marks[0], *marks]])
+    if bos:
+        added = [(bos, raw.token_to_id(bos))]
+        raw.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=added)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, bos_token=bos)
+    tokenizer.chat_template = CHATS[name].replace("{bos}", str(bos))
+    return tokenizer, [bos or marks[0], *marks]
 
 
 WHOLE: Final[dict[str, Callable[[], Any]]] = {
@@ -78,6 +158,8 @@ WHOLE: Final[dict[str, Callable[[], Any]]] = {
     "demo": build_tokenizer,
     "llama": sentencepiece,
     "llama 2": lambda: sentencepiece(prepends=True),
+    "unigram with bytes": with_bytes,
+    "unigram with special bytes": lambda: with_bytes(special=True),
 }
 """Tokenizers that have a token for every byte, and so lose nothing of a text."""
 

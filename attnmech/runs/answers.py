@@ -11,10 +11,10 @@ from torch import Tensor
 from ..basics.arguments import dense, index_of, listed, shown
 from ..basics.messages import warn_user
 from ..errors import InputError
-from ..model.parts.pieces import token_texts
+from ..model.parts.pieces import Tokenized, token_texts
 from ..model.reading.unembedding import tokens_with_logits
 from ..model.run.hooked import HookedModel
-from .in_context import ending, following
+from .in_context import ending, following, require_known
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | None
 """One token per text: its string with the leading space, or its id. A token outside a list is the answer for every
@@ -29,12 +29,12 @@ class AnswerWarning(UserWarning):
 
 
 def answer_ids(
-    model: HookedModel, name: str, answers: Any, texts: int, prompts: Sequence[Sequence[int]] | None = None
+    model: HookedModel, name: str, answers: Any, texts: int, prompts: Sequence[Tokenized] | None = None
 ) -> Int[Tensor, " text"]:
     """One token id per text, each the token of the answer after its prompt; raises `InputError` if that is not one.
 
     Warns with `AnswerWarning` if a word lacks its leading space, and would be a different single token with it.
-    `prompts` holds the ids of the texts; without them, an answer is a token of the vocabulary.
+    `prompts` holds the tokens of the texts; without them, an answer is a token of the vocabulary.
     """
     wanted = "one token per text, such as [' Tom'], or one for all, ' Tom'"
     if isinstance(answers, Tensor):
@@ -56,10 +56,11 @@ def answer_ids(
 
 
 def answer_tokens(
-    model: HookedModel, answers: Any, texts: int, prompts: Sequence[Sequence[int]] | None = None
+    model: HookedModel, answers: Any, texts: int, prompts: Sequence[Tokenized] | None = None
 ) -> Int[Tensor, "text longest"]:
-    """The ids of each text's answer, one or several, at the end of its row; -1 before them. `prompts` holds the ids of
-    the texts, which end with the answers.
+    """The ids of each text's answer, one or several, at the end of its row; -1 before them.
+
+    `prompts` holds the tokens of the texts, which end with the answers.
     """
     wanted = "one answer per text, such as [' New York'], or one for all, ' New York'"
     for_all = isinstance(answers, (str, int))
@@ -75,18 +76,20 @@ def answer_tokens(
     return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], device=model.device)
 
 
-def _each(prompts: Sequence[Sequence[int]] | None, texts: int) -> Sequence[Sequence[int] | None]:
+def _each(prompts: Sequence[Tokenized] | None, texts: int) -> Sequence[Tokenized | None]:
     return [None] * texts if prompts is None else prompts
 
 
-def _all_ids(model: HookedModel, answer: Any, text: Sequence[int] | None) -> list[int]:
+def _all_ids(model: HookedModel, answer: Any, text: Tokenized | None) -> list[int]:
     """The ids of one answer, given as a string, an id or a list of ids."""
     if isinstance(answer, str):
         if model.tokenizer is None:
             raise InputError("`answers` must be token ids: this model was loaded without a tokenizer.")
-        end = None if text is None else ending(model.tokenizer, text, answer)
+        alone = list(model.tokenizer(answer, add_special_tokens=False)["input_ids"])
+        require_known(model, alone, answer)
+        end = None if text is None else ending(model, text, answer)
         # A text that does not end with the answer is refused with its tokens (`Metric.rows`).
-        ids = list(model.tokenizer(answer, add_special_tokens=False)["input_ids"]) if end is None else end
+        ids = alone if end is None else end
     else:
         ids = [answer] if isinstance(answer, int) else listed("answers", answer, "strings, ids or lists of ids")
     if not ids:
@@ -94,15 +97,15 @@ def _all_ids(model: HookedModel, answer: Any, text: Sequence[int] | None) -> lis
     return [index_of("answers", token, tokens_with_logits(model), "the tokens that have a logit") for token in ids]
 
 
-def _token_id(model: HookedModel, name: str, text: str, before: Sequence[int] | None) -> int:
+def _token_id(model: HookedModel, name: str, text: str, before: Tokenized | None) -> int:
     """The token of a text after the tokens `before`; without them, the token of the text alone."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise InputError(f"`{name}` must be token ids: this model was loaded without a tokenizer.")
     alone = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    made = following(tokenizer, before, text)
-    spaced = following(tokenizer, before, f" {text}") if text[:1].isalnum() else made
-    last = "".join(token_texts(tokenizer, before[-1:] if before else ()))[-1:] or "a"
+    made = following(model, before, text)
+    spaced = following(model, before, f" {text}") if text[:1].isalnum() else made
+    last = "".join(token_texts(tokenizer, before.ids[-1:].tolist() if before else ()))[-1:] or "a"
     if made is None and last.isspace():
         raise InputError(
             f"`{name}`: the tokenizer joins {text!r} with the space at the end of its text. End the text before the "

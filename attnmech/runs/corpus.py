@@ -24,9 +24,11 @@ from ..basics.public import public
 from ..batch import Batch, bytes_of, first_bits
 from ..errors import InputError
 from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
+from ..model.inputs.encoders import tokenized
 from ..model.inputs.lengths import warn_of_batch, warn_of_length
 from ..model.inputs.processors import Picture
 from ..model.parts.hashes import batch_hash, tensors_hash
+from ..model.parts.pieces import Tokenized
 from ..model.run.hooked import HookedModel
 from .text_files import opened, text_of, texts_of_file
 
@@ -225,7 +227,7 @@ def checked_shard(shard: Any) -> tuple[int, int]:
 @dataclass(frozen=True)
 class _Document:
     number: int
-    ids: Int[Tensor, " position"]
+    text: Tokenized
     truncated: bool
     source: int
     """A hash of the text, or of ids given instead, which copies share."""
@@ -283,58 +285,57 @@ class _Reading:
             if isinstance(read, Batch):
                 self._whole.note("batch", batch_hash(read))
             elif not isinstance(item, str):
-                for ids in read:
-                    self._whole.note("ids", tensors_hash({"ids": ids}))
+                for row in read:
+                    self._whole.note("ids", tensors_hash({"ids": row.ids}))
             self._seen += len(read.ids) if isinstance(read, Batch) else len(read)
             long = isinstance(item, str) and len(item) > MOST_CHARACTERS
             numbers = [number for number in range(first, self._seen) if self._takes(number)]
             if not isinstance(read, Batch):
                 for number in numbers:
-                    ids = read[number - first]
-                    digest = text if isinstance(item, str) else hashlib.sha256(bytes_of(ids))
-                    yield self._document(number, ids, first_bits(digest.digest()), cut=long)
+                    row = read[number - first]
+                    digest = text if isinstance(item, str) else hashlib.sha256(bytes_of(row.ids))
+                    yield self._document(number, row, first_bits(digest.digest()), cut=long)
             elif numbers:
                 yield _AsGiven(numbers, read.texts(torch.tensor([number - first for number in numbers])))
 
     def _takes(self, number: int) -> bool:
         return number % self._shards == self._index
 
-    def _read(self, item: Any) -> list[Tensor] | Batch:
-        """The token ids of each document in an item; an item that holds more than ids stays a batch."""
+    def _read(self, item: Any) -> list[Tokenized] | Batch:
+        """The tokens of each document in an item; an item that holds more than tokens stays a batch."""
         if not isinstance(self._encoder, Encoder):
             return self._model.encode(item, bos=self._bos)
         if isinstance(item, str):
             return self._encoder.tokenize([item[:MOST_CHARACTERS] if self._truncate else item], self._bos)
         batch = item if isinstance(item, Batch) else self._encoder.read(item, self._bos)
         if _is_text_alone(batch, self._encoder.decoder_start):
-            return [row[:length].cpu() for row, length in zip(batch.ids, batch.lengths.tolist(), strict=True)]
+            return tokenized(self._encoder, batch)
         self._encoder.check_length(batch)
         if batch is not item:
             warn_of_batch(batch, self._model.trained_length)
         return batch
 
-    def _document(self, number: int, ids: Tensor, source: int, *, cut: bool) -> _Document:
+    def _document(self, number: int, text: Tokenized, source: int, *, cut: bool) -> _Document:
         """A document; `cut` says whether its text was cut before it was tokenized."""
         longest, limit = self._model.longest_text, self._model.architecture.position_limit
-        if longest is None or len(ids) <= longest:
-            return _Document(number, ids, cut, source)
+        if longest is None or len(text.ids) <= longest:
+            return _Document(number, text, cut, source)
         if self._truncate:
-            return _Document(number, ids[:longest], True, source)
+            return _Document(number, replace(text, ids=text.ids[:longest]), True, source)
         remedy = f"split it, or give truncate=True to cut it after {longest}" if takes("truncate") else "split it"
-        if limit is not None and len(ids) > limit:
-            raise InputError(
-                f"document {number} has {len(ids)} tokens, but this model has {limit} positions; {remedy}."
-            )
-        warn_of_length(f"document {number}", len(ids), longest, remedy)
-        return _Document(number, ids, cut, source)
+        tokens = len(text.ids)
+        if limit is not None and tokens > limit:
+            raise InputError(f"document {number} has {tokens} tokens, but this model has {limit} positions; {remedy}.")
+        warn_of_length(f"document {number}", tokens, longest, remedy)
+        return _Document(number, text, cut, source)
 
     def _packed(self, window: Sequence[_Document], tokens_per_batch: int) -> Iterator[CorpusBatch]:
         for document in window:
-            self._digest.update(tensors_hash({"ids": document.ids}).encode())
+            self._digest.update(tensors_hash({"ids": document.text.ids}).encode())
         digest = self._digest.hexdigest()
         for group in _groups(window, tokens_per_batch):
             assert isinstance(self._encoder, Encoder)
-            batch = self._encoder.padded([document.ids for document in group])
+            batch = self._encoder.padded([document.text for document in group])
             batch = replace(batch, sources=torch.tensor([document.source for document in group]))
             numbers = torch.tensor([document.number for document in group])
             yield CorpusBatch(batch, numbers, sum(document.truncated for document in group), digest)
@@ -376,9 +377,9 @@ def _groups(window: Sequence[_Document], tokens_per_batch: int) -> list[list[_Do
     The cost is Σ over groups (documents · tokens of the longest + `A_BATCH`); its minimum is over all ways to cut the
     sorted documents. A longer document is a group by itself.
     """
-    documents = sorted(window, key=lambda document: len(document.ids))
+    documents = sorted(window, key=lambda document: len(document.text.ids))
     costs, begins = np.zeros(len(documents) + 1, np.int64), [0]
-    for end, longest in enumerate((len(document.ids) for document in documents), start=1):
+    for end, longest in enumerate((len(document.text.ids) for document in documents), start=1):
         least = max(0, end - max(1, tokens_per_batch // longest))
         padded = np.arange(end - least, 0, -1) * longest + A_BATCH
         before = costs[least:end] + padded

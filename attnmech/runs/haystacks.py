@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..model.inputs.encoders import text_encoder
 from ..model.reading.unembedding import tokens_with_logits
 from ..model.run.hooked import HookedModel
 from ..model.structure.text_part import text_setting
@@ -91,7 +92,9 @@ def ordinary_tokens(model: HookedModel) -> Int[Tensor, " token"]:
         kind = {"tensors": "the arguments of the module", "pixels": "images"}.get(model.architecture.reads, "sound")
         raise InputError(f"repeated tokens are for models of text; give {kind} as `inputs`.")
     # Some models number positions from the padding token's id (RoBERTa).
-    left_out = {*model.encoder.special, text_setting(model.config, "pad_token_id")}
+    text = text_encoder(model.encoder)
+    assert text is not None
+    left_out = {*text.special, text.unknown, text_setting(model.config, "pad_token_id")}
     return torch.tensor([token for token in range(tokens_with_logits(model)) if token not in left_out])
 
 

@@ -3,34 +3,40 @@
 A tokenizer may put a space before every text, or join the string with the characters before it.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, takewhile
 from typing import Any, Final
 
 from ..errors import InputError
+from ..model.inputs.encoders import text_encoder
+from ..model.parts.pieces import RARE, Tokenized
 from ..model.run.hooked import HookedModel
 
 _TAIL: Final = 8
 """The number of tokens that stand for a text whose tokens do not spell it."""
 
 
-def following(tokenizer: Any, before: Sequence[int] | None, string: str) -> list[int] | None:
+def following(model: HookedModel, before: Tokenized | None, string: str) -> list[int] | None:
     """The tokens of a string after the tokens `before`; None if the tokenizer splits the two otherwise.
 
     Without `before`, the string follows a letter.
     """
-    text, known = ("a", _ids(tokenizer, "a")) if before is None else _spelled(tokenizer, list(before))
-    whole = _ids(tokenizer, text + string)
-    return whole[len(known) :] if whole[: len(known)] == known else None
+    for text, known in _spelled(model, before):
+        whole = _ids(model.tokenizer, text + string)
+        if whole[: len(known)] == known and len(whole) > len(known):
+            return whole[len(known) :]
+    return None
 
 
-def ending(tokenizer: Any, ids: Sequence[int], string: str) -> list[int] | None:
-    """The last tokens of `ids`, which spell a string; None if the text does not end with it.
+def ending(model: HookedModel, prompt: Tokenized, string: str) -> list[int] | None:
+    """The last tokens of a text, which spell a string; None if the text does not end with it.
 
     The first of them may begin with spaces that precede the string. Raises `InputError` if it begins with other
     characters.
     """
-    text, known = _spelled(tokenizer, list(ids))
+    tokenizer: Any = model.tokenizer
+    text, known = _spelled(model, prompt)[0]
     if not text.endswith(string):
         return None
     before = _ids(tokenizer, text.removesuffix(string))
@@ -54,8 +60,16 @@ def divided(model: HookedModel, before: str, after: str, bos: bool | None) -> tu
     rest = tokenizer.decode(short[length:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
     for place in range(length, len(whole)):
         if not rest.startswith(tokenizer.decode(whole[length : place + 1], clean_up_tokenization_spaces=False)):
+            require_known(model, whole[place : place + 1], after)
             return whole[:place], whole[place]
     raise InputError(f"the tokenizer has no token for {after!r} after {before[-20:]!r}; give another answer.")
+
+
+def require_known(model: HookedModel, ids: Sequence[int], answer: str) -> None:
+    """Raises `InputError` for an answer with characters that the vocabulary lacks."""
+    encoder = text_encoder(model.encoder)
+    if encoder is not None and encoder.unknown in ids:
+        raise InputError(f"the model's vocabulary lacks characters of {answer!r}; give another answer.")
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -63,18 +77,41 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _spelled(tokenizer: Any, ids: list[int]) -> tuple[str, list[int]]:
-    """A text, and its tokens: as many of the last of `ids` as the tokenizer makes from the text that they spell."""
-    for start in _starts(tokenizer, ids):
-        text = tokenizer.decode(ids[start:], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if _ids(tokenizer, text) == ids[start:]:
-            return text, ids[start:]
-    return "a", _ids(tokenizer, "a")
+def _spelled(model: HookedModel, prompt: Tokenized | None) -> list[tuple[str, list[int]]]:
+    """Texts that end as a prompt does, each with its tokens: as many of the prompt's last tokens as the tokenizer makes
+    from the text that they spell. "a" for no prompt, and for one whose tokens spell no text.
+    """
+    tokenizer, encoder = model.tokenizer, text_encoder(model.encoder)
+    special, unknown = (frozenset[int](), None) if encoder is None else (encoder.special, encoder.unknown)
+    if prompt is None:
+        return [("a", _ids(tokenizer, "a"))]
+    for start in _starts(special, prompt.ids.tolist()):
+        rest = replace(prompt, ids=prompt.ids[start:])
+        ids = rest.ids.tolist()
+        texts = [text for text in _texts(tokenizer, rest, unknown) if _ids(tokenizer, text) == ids]
+        if texts:
+            return [(text, ids) for text in texts]
+    return [("a", _ids(tokenizer, "a"))]
 
 
-def _starts(tokenizer: Any, ids: list[int]) -> Iterator[int]:
+def _texts(tokenizer: Any, prompt: Tokenized, unknown: int | None) -> list[str]:
+    """What tokens may spell: with the characters that the vocabulary lacks or, if they are not known, with others that
+    it lacks.
+    """
+    ids = prompt.ids.tolist()
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    count = 0 if unknown is None else ids.count(unknown)
+    if not count:
+        return [text]
+    name = tokenizer.convert_ids_to_tokens(unknown)
+    parts = text.split(name)
+    lacking = prompt.unknown[-count:]
+    texts = [lacking] if len(lacking) == count and set(lacking) != {name} else [[rare] * count for rare in RARE]
+    return ["".join(chain(*zip(parts, [*own, ""], strict=True))) for own in texts if len(parts) == count + 1]
+
+
+def _starts(special: Container[int], ids: list[int]) -> Iterator[int]:
     """Where the text may begin: after special tokens, since some tokenizers treat the characters after them alone."""
-    special = set(tokenizer.all_special_ids)
     yield sum(1 for _ in takewhile(special.__contains__, ids))
     yield len(ids) - sum(1 for _ in takewhile(lambda token: token not in special, reversed(ids)))
     yield from (0, max(0, len(ids) - _TAIL), max(0, len(ids) - 1))

@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..maths.copies import copies_of
 from ..maths.float64 import as_float64, float64_device
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
+from ..model.parts.pieces import Tokenized
 from ..model.run.hooked import HookedModel
 from ..model.run.masking import GROUPS
 from .answers import Answers, answer_ids, answer_tokens
@@ -86,11 +87,11 @@ class Metric:
         answers: Answers,
         against: Answers,
         texts: int,
-        prompts: Sequence[Sequence[int]] | None = None,
+        prompts: Sequence[Tokenized] | None = None,
     ) -> "Metric":
         """A metric for these texts; raises `InputError` if it is meaningless for the texts or the model.
 
-        `prompts` holds the ids of the texts, after which answers are tokenized.
+        `prompts` holds the tokens of the texts, after which answers are tokenized.
         """
         if model.points["logits"].absent is not None:
             raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
@@ -155,7 +156,7 @@ class Metric:
         answers: Answers,
         against: Answers,
         texts: int,
-        prompts: Sequence[Sequence[int]] | None,
+        prompts: Sequence[Tokenized] | None,
     ) -> "Metric":
         if answers is None or against is not None:
             raise InputError(

@@ -23,6 +23,8 @@ from ..basics.files import path_of
 from ..batch import Batch, every_bos
 from ..errors import InputError
 from ..model.inputs.encoder import Inputs
+from ..model.inputs.encoders import tokenized
+from ..model.parts.pieces import Tokenized
 from ..model.run.applying import require_means
 from ..model.run.hooked import HookedModel, require_model
 from ..results.provenance import Provenance
@@ -120,7 +122,7 @@ class Sweeps:
         )
         parts = batches_of(model, inputs, self._engine.text_tokens, bos)
         self.texts = sum(len(part.documents) for part in parts)
-        prompts = None if answers is None else prompts_of(parts, self.texts, model.output_stack.label)
+        prompts = None if answers is None else prompts_of(parts, model)
         judge = Metric.of(model, metric, answers, against, self.texts, prompts)
         for part in parts:
             self._engine.check(part.batch)
@@ -235,14 +237,13 @@ def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tup
     return tuple(rows)
 
 
-def prompts_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> list[list[int]]:
-    """The ids of the query tokens of each text, in one stack of the model."""
-    rows: list[list[int]] = [[]] * texts
+def prompts_of(parts: Sequence[CorpusBatch], model: HookedModel) -> list[Tokenized]:
+    """The query tokens of each text, in the stack that makes the output."""
+    rows: dict[int, Tokenized] = {}
     for part in parts:
-        batch = part.batch.queries(stack)
-        for number, ids, real in zip(part.documents.tolist(), batch.ids, batch.mask, strict=True):
-            rows[number] = ids[real].tolist()
-    return rows
+        batch = part.batch.queries(model.output_stack.label)
+        rows.update(zip(part.documents.tolist(), tokenized(model.encoder, batch), strict=True))
+    return [rows[number] for number in sorted(rows)]
 
 
 class Record:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizing import WHOLE, batch_of, byte_level, unigram, wordpiece
+from tokenizing import CHATS, LACKING, WHOLE, batch_of, byte_level, chatting, sentencepiece, unigram, wordpiece
 
 from attnmech.methods.drift.word_types import WORD_TYPES, word_types
 from attnmech.runs.token_types import TOKEN_TYPES, token_types, type_of
@@ -37,6 +37,39 @@ def test_tokens_have_the_type_of_their_characters(name: str) -> None:
             assert inside and kind in inside and set(inside) <= expected, (text, tokens, found)
 
 
+@pytest.mark.parametrize("name", LACKING)
+def test_what_the_vocabulary_lacks_has_the_type_of_its_characters(name: str) -> None:
+    tokenizer = LACKING[name]("x", "y")
+    for kind, texts in TYPES.items():
+        for text in texts:
+            if len(text) > 1 and kind not in ("number", "word"):
+                continue
+            batch = batch_of(tokenizer, f"x {text} y x {text} y")
+            names = [TOKEN_TYPES[number] for number in token_types(batch)[0].tolist()]
+            unknown = [own for own, token in zip(names, batch.tokens[0], strict=True) if "unk" in token.lower()]
+            # Some split it further: an accent or a joiner has the type of what it belongs to.
+            assert len(unknown) >= 2 and set(unknown) == {kind}, (text, batch.tokens, names)
+            assert not set(batch.ids[0].tolist()[1:-1]) & batch.special
+            alone = token_types(batch_of(tokenizer, batch.ids))[0].tolist()
+            # Without the text, it counts as a word.
+            assert [TOKEN_TYPES[number] for number in alone].count("word") >= len(unknown)
+
+
+@pytest.mark.parametrize("name", CHATS)
+@pytest.mark.parametrize("whole", [byte_level, sentencepiece])
+def test_what_only_the_vocabulary_marks_as_special_is_special(name: str, whole: Any) -> None:
+    tokenizer, marks = chatting(name, whole(290) if whole is byte_level else whole())
+    chat = [{"role": "user", "content": "hello you."}, {"role": "assistant", "content": "yes"}]
+    batch = batch_of(tokenizer, chat)
+    assert batch.ids[0].tolist() == list(tokenizer.apply_chat_template(chat, tokenize=True)["input_ids"])
+    rendered = tokenizer.apply_chat_template(chat, tokenize=False)
+    assert batch_of(tokenizer, rendered).ids.tolist() == batch.ids.tolist()
+    is_mark = [token.strip() in marks for token in batch.tokens[0]]
+    assert sum(is_mark) > 2 and batch.is_special[0].tolist() == is_mark
+    types = [TOKEN_TYPES[number] for number in token_types(batch)[0].tolist()]
+    assert [name == "special" for name in types[1:]] == is_mark[1:]
+
+
 def test_emoji_are_no_numbers() -> None:
     assert types_of(byte_level(257), "a😀😀")[1:] == ["other mark"] * 8
 
@@ -44,7 +77,7 @@ def test_emoji_are_no_numbers() -> None:
 def test_pieces_of_words_are_read_without_the_signs_of_their_tokenizer() -> None:
     tokenizer = wordpiece("the", "key", "##ी", "##s", "##7", "in", "##sane", ".", "#")
     assert types_of(tokenizer, "the keyी keys the7 ☃ # .")[1:] == [
-        "word", "word", "word", "word", "word", "word", "number", "special", "other mark", "sentence end", "special"
+        "word", "word", "word", "word", "word", "word", "number", "other mark", "other mark", "sentence end", "special"
     ]  # fmt: skip
     batch = batch_of(tokenizer, "the insane in # the")
     assert [WORD_TYPES[number] for number in word_types(batch)[0, 1:-1].tolist()] == [

@@ -271,7 +271,7 @@ def head_importance(
     at_once = tokens_at_once(model, memory)
     parts = batches_of(model, reread(inputs), at_once, bos)
     texts = sum(len(part.documents) for part in parts)
-    prompts = None if answers is None else prompts_of(parts, texts, stack.label)
+    prompts = None if answers is None else prompts_of(parts, model)
     judge = Metric.of(model, metric, answers, against, texts, prompts)
     judge.require_gradient()
     tokens = tokens_of(parts, texts, stack.label)

@@ -59,7 +59,7 @@ class Comparison:
                 'method="integrated" moves the input of one stack, and this model has several; use method="gradient".'
             )
         pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
-        count, prompts = len(pairs.lengths), prompts_of(pairs.clean, len(pairs.lengths), pairs.stack)
+        count, prompts = len(pairs.lengths), prompts_of(pairs.clean, model)
         judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count, prompts)
         judge.require_gradient()
         if judge.mask_id is not None:

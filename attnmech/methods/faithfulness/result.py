@@ -282,8 +282,8 @@ def faithfulness(
     at_once = max(1, int(memory * 1e9 / (4 * 4 * len(graph.senders) * model.d_model)))
     parts = batches_of(model, inputs, at_once, bos)
     count = sum(len(part.documents) for part in parts)
-    ids = prompts_of(parts, count, model.output_stack.label)
-    judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count, ids)
+    texts = prompts_of(parts, model)
+    judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count, texts)
     copies = judge.copies(contents_of(parts) if contents is None else contents)
     if judge.mask_id is not None:
         raise InputError('the loss of a masked language model is measured on masked copies; use "logit_difference".')

@@ -32,6 +32,7 @@ from ...maths.flow import positive_part, rolled_out, summed_norms, value_norms
 from ...maths.norms import norm_multiplier
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.inputs.encoder import Inputs
+from ...model.inputs.encoders import tokenized
 from ...model.parts.hashes import batch_hash
 from ...model.parts.norms import gamma_of, is_centred
 from ...model.parts.weights import bias_of
@@ -131,7 +132,7 @@ def _gradient_flow(
     batch, stack = model.encode(inputs, bos=bos), model.output_stack
     _require_one(len(batch.ids))
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
-    judge = Metric.of(model, metric, answers, against, 1, [batch.queries(stack.label).ids[0].tolist()])
+    judge = Metric.of(model, metric, answers, against, 1, tokenized(model.encoder, batch.queries(stack.label)))
     judge.require_gradient()
     length = batch.ids.shape[1]
     size = len(chosen) * (4 * stack.n_heads + 1) * length**2 * torch.promote_types(model.dtype, torch.float32).itemsize

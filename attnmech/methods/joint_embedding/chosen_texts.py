@@ -1,6 +1,6 @@
 """Chooses whole texts from a corpus at random, as one batch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import InputError
-from ...model.inputs.encoder import Inputs
+from ...model.inputs.encoder import Encoder, Inputs
+from ...model.inputs.encoders import tokenized
 from ...model.inputs.images import ImageEncoder
+from ...model.parts.pieces import Tokenized
 from ...model.run.hooked import HookedModel
 from ...runs.corpus import CorpusBatch, batches
 
@@ -39,23 +41,25 @@ def choose_texts(
     The order depends only on the seed and on each text's content. Only the token ids of texts that may still be chosen
     are stored, so memory does not grow with the corpus.
     """
-    kept: list[tuple[int, int, Tensor]] = []
+    kept: list[tuple[int, int, Tensor | Tokenized]] = []
     total = seen = truncated = 0
     for part in batches(inputs, model, truncate=truncate, bos=bos):
         seen, truncated = seen + len(part.documents), truncated + part.truncated
         digests = part.batch.digests.tolist()
-        for (number, content, length), digest in zip(_contents(part, model), digests, strict=True):
+        for number, content, digest in zip(part.documents.tolist(), _contents(part, model), digests, strict=True):
             kept.append((int(Philox(key=[seed, digest % 2**64]).random_raw()), number, content))
-            total += length
+            total += _length(content, model)
         kept.sort(key=lambda entry: entry[:2])
         while total > tokens and len(kept) > 1:
             total -= _length(kept.pop()[2], model)
     kept.sort(key=lambda entry: entry[1])
-    return ChosenTexts(_joined(model, kept, bos), tuple(number for _, number, _ in kept), seen, truncated)
+    return ChosenTexts(
+        _joined(model, [content for _, _, content in kept]), tuple(number for _, number, _ in kept), seen, truncated
+    )
 
 
-def _contents(part: CorpusBatch, model: HookedModel) -> "Iterable[tuple[int, Tensor, int]]":
-    """Yields each text's number, its ids or pixels, and its length."""
+def _contents(part: CorpusBatch, model: HookedModel) -> Sequence[Tensor | Tokenized]:
+    """Each text's tokens, or the pixels of each image."""
     batch = part.batch
     images = isinstance(model.encoder, ImageEncoder)
     own_target = batch.target is not None and batch.target.ids.shape[1] > 1
@@ -64,17 +68,15 @@ def _contents(part: CorpusBatch, model: HookedModel) -> "Iterable[tuple[int, Ten
             "an iterator for a joint embedding must yield only texts or token ids; pass inputs with further "
             "tensors, such as token types or a decoder's tokens, as one mapping."
         )
-    for row, number in enumerate(part.documents.tolist()):
-        content = batch.extra["pixel_values"][row] if images else batch.ids[row][batch.mask[row]]
-        yield number, content.cpu(), int(batch.mask[row].sum())
+    return list(batch.extra["pixel_values"].cpu()) if images else tokenized(model.encoder, batch)
 
 
-def _length(content: Tensor, model: HookedModel) -> int:
+def _length(content: Tensor | Tokenized, model: HookedModel) -> int:
+    if isinstance(content, Tokenized):
+        return len(content.ids)
     return len(model.encoder.grid.labels) if isinstance(model.encoder, ImageEncoder) else len(content)
 
 
-def _joined(model: HookedModel, kept: list[tuple[int, int, Tensor]], bos: bool | None) -> Batch:
-    rows: list[Any] = [content for _, _, content in kept]
-    if isinstance(model.encoder, ImageEncoder):
-        return model.encode(torch.stack(rows))
-    return model.encode(rows)
+def _joined(model: HookedModel, contents: Sequence[Any]) -> Batch:
+    encoder = model.encoder
+    return encoder.padded(contents) if isinstance(encoder, Encoder) else model.encode(torch.stack(list(contents)))

@@ -29,6 +29,7 @@ from ...draw.text import percent, signed
 from ...errors import InputError
 from ...maths.update_statistics import STATISTICS
 from ...model.inputs.encoder import Inputs
+from ...model.inputs.encoders import tokenized
 from ...model.reading.unembedding import unembedding_of
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.answers import Answers, answer_ids
@@ -110,7 +111,7 @@ def residual_updates(
 def _directions(model: HookedModel, inputs: Batch, answers: Answers, against: Answers) -> "Towards":
     unembedding = unembedding_of(model)
     batch = inputs.queries(model.output_stack.label)
-    prompts = [ids[real].tolist() for ids, real in zip(batch.ids, batch.mask, strict=True)]
+    prompts = tokenized(model.encoder, batch)
     model.points.resolve(["logits"], None, model.refused)
     tokens = [
         None if wanted is None else answer_ids(model, name, wanted, len(prompts), prompts)

@@ -19,7 +19,15 @@ from ...basics.messages import first_line, takes
 from ...batch import Batch
 from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
-from ..parts.pieces import piece_of_text, read_piece, texts_of_pieces
+from ..parts.pieces import (
+    Tokenized,
+    piece_of_text,
+    read_piece,
+    special_ids,
+    texts_of_pieces,
+    unknown_id,
+    unknown_texts,
+)
 from ..structure.text_part import sense_of
 from .processors import Picture, Recording
 
@@ -88,7 +96,9 @@ class Encoder:
         """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
         self._ignores_zeros = ignores_zeros
         """Whether zeros as a further input of the model, by its name, change nothing."""
-        self.special = frozenset(getattr(tokenizer, "all_special_ids", ())) | frozenset(placeholders)
+        self.unknown = unknown_id(tokenizer)
+        """The id of all characters that the vocabulary lacks; None if it lacks none."""
+        self.special = special_ids(tokenizer) | frozenset(placeholders)
         self._known_pieces: dict[int, tuple[str | bytes, str | bytes]] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding during a call.
         self._tokenizing = Lock()
@@ -116,7 +126,8 @@ class Encoder:
         if is_list_of(entries, str):
             return self.padded(self.tokenize(list(entries), bos))
         if is_list_of(entries, Ids):
-            return self.padded([row for number, ids in enumerate(entries) for row in _rows(number, ids)])
+            rows = [row for number, ids in enumerate(entries) for row in _rows(number, ids)]
+            return self.padded([Tokenized(row) for row in rows])
         if is_chat(entries) or (isinstance(entries, Sequence) and entries and all(is_chat(chat) for chat in entries)):
             chats = [entries] if is_chat(entries) else list(entries)
             batch = self.padded(self.tokenize(self._rendered(chats), bos, add_special=False))
@@ -139,7 +150,7 @@ class Encoder:
         start = torch.tensor([self.decoder_start])
         # Whisper's tokenizer adds the start token itself.
         rows = [
-            row if row[0] == self.decoder_start else torch.cat((start, row))
+            row if row.ids[0] == self.decoder_start else replace(row, ids=torch.cat((start, row.ids)))
             for row in self.tokenize(targets, as_target=True)
         ]
         target = replace(self.padded(rows), target=None)
@@ -214,8 +225,8 @@ class Encoder:
 
     def tokenize(
         self, texts: list[str], bos: bool | None = None, *, as_target: bool = False, add_special: bool = True
-    ) -> list[Tensor]:
-        """The token ids of each text, with `bos` as in `encode`. `as_target`: some tokenizers split a decoder's texts
+    ) -> list[Tokenized]:
+        """The tokens of each text, with `bos` as in `encode`. `as_target`: some tokenizers split a decoder's texts
         differently.
 
         `add_special` says whether the tokenizer adds special tokens; a rendered chat already has them.
@@ -241,7 +252,14 @@ class Encoder:
         rows = [self._with_bos(row, wanted) for row in self._ids_of(texts, as_target, add_special)]
         if any(not row for row in rows):
             raise InputError("the tokenizer made no tokens from this text; give at least one word that it knows.")
-        return [torch.tensor(row) for row in rows]
+        return [
+            Tokenized(torch.tensor(row), self._unknown_in(text, as_target) if self.unknown in row else ())
+            for row, text in zip(rows, texts, strict=True)
+        ]
+
+    def _unknown_in(self, text: str, as_target: bool) -> tuple[str, ...]:
+        with self._tokenizing:
+            return unknown_texts(self.tokenizer, self.unknown, text, "text_target" if as_target else "text")
 
     def _ids_of(self, texts: list[str], as_target: bool, add_special: bool) -> list[list[int]]:
         """The tokenizer's ids. If a text begins or ends with special tokens that the tokenizer would add there, they
@@ -262,13 +280,13 @@ class Encoder:
                 rows[number] = _added_once(row, *ids([texts[number]], False))
         return rows
 
-    def padded(self, rows: Sequence[Tensor]) -> Batch:
-        """One batch from the token ids of texts, padded on the right."""
+    def padded(self, rows: Sequence[Tokenized]) -> Batch:
+        """One batch from the tokens of texts, padded on the right."""
         of_tokenizer = () if self.tokenizer is None else (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         pad = next((token for token in of_tokenizer if token is not None), 0)
-        ids = pad_sequence(list(rows), batch_first=True, padding_value=pad)
-        mask = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-        return self._ids(ids, mask, {})
+        ids = pad_sequence([row.ids for row in rows], batch_first=True, padding_value=pad)
+        mask = torch.arange(ids.shape[1]) < torch.tensor([len(row.ids) for row in rows])[:, None]
+        return self._ids(ids, mask, {}, unknown=[row.unknown for row in rows])
 
     @property
     def _bos_ids(self) -> list[int]:
@@ -372,15 +390,22 @@ class Encoder:
             raise InputError(f"{name} must be {bound}; got {low if low < 0 else high}.")
         return numbers[None] if numbers.ndim == 1 else numbers
 
-    def _ids(self, ids: Tensor, mask: Any, extra: Mapping[str, Tensor], target: Batch | None = None) -> Batch:
-        batch = self._tokens(ids, mask)
+    def _ids(
+        self,
+        ids: Tensor,
+        mask: Any,
+        extra: Mapping[str, Tensor],
+        target: Batch | None = None,
+        unknown: Sequence[Sequence[str]] | None = None,
+    ) -> Batch:
+        batch = self._tokens(ids, mask, unknown)
         if self.decoder_start is not None:
             target = self._started(target, len(batch.ids))
         if self.global_tokens is not None and GLOBAL_MASK not in extra:
             extra = {**extra, GLOBAL_MASK: self.global_tokens(batch).long()}
         return replace(batch, target=target, extra={name: x.to(self.device) for name, x in extra.items()})
 
-    def _tokens(self, ids: Tensor, mask: Any) -> Batch:
+    def _tokens(self, ids: Tensor, mask: Any, unknown: Sequence[Sequence[str]] | None = None) -> Batch:
         dense("token ids", ids)
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise InputError(f"token ids must be whole numbers; got a tensor of {ids.dtype}.")
@@ -413,9 +438,18 @@ class Encoder:
         self._require_text(ids[mask])
         bos = self._starts_with(self._bos_ids, ids, mask) if self._bos_ids else None
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
-        pieces = tuple(tuple("" if self.tokenizer is None else self._read(x)[1] for x in row) for row in ids.tolist())
+        pieces = tuple(map(self._pieces, ids.tolist(), unknown or [()] * len(ids)))
         ids, mask = ids.to(self.device), mask.to(self.device)
         return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts, pieces=pieces)
+
+    def _pieces(self, ids: Sequence[int], unknown: Sequence[str]) -> tuple[str | bytes, ...]:
+        """What each token holds of the text."""
+        if self.tokenizer is None:
+            return ("",) * len(ids)
+        texts = iter(unknown)
+        return tuple(
+            next(texts, self._read(token)[1]) if token == self.unknown else self._read(token)[1] for token in ids
+        )
 
     def _require_text(self, ids: Int[Tensor, " token"]) -> None:
         """Raises `InputError` for tokens that stand for something besides text."""

@@ -1,5 +1,6 @@
 """Chooses the encoder that makes a model's batches."""
 
+from itertools import compress
 from typing import Any, TypeAlias
 
 from jaxtyping import Float
@@ -8,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ...batch import Batch
 from ..own.module import OwnModule
+from ..parts.pieces import Tokenized
 from ..structure.architecture import Architecture
 from ..structure.signals import FrontEnd, signal_config, signal_of, takes_other_sizes
 from .encoder import Encoder
@@ -18,6 +20,22 @@ from .transcripts import TranscriptEncoder
 
 AnyEncoder: TypeAlias = Encoder | ImageEncoder | SoundEncoder | OwnEncoder
 """Any encoder; the encoder of a model makes its batches."""
+
+
+def text_encoder(encoder: AnyEncoder) -> Encoder | None:
+    """The encoder of a model's texts, which may be those of its decoder; None for a model that reads none."""
+    text = encoder.text if isinstance(encoder, TranscriptEncoder) else encoder
+    return text if isinstance(text, Encoder) else None
+
+
+def tokenized(encoder: AnyEncoder, batch: Batch) -> list[Tokenized]:
+    """The tokens of each text of a batch, without padding."""
+    text, rows = text_encoder(encoder), []
+    for ids, real, pieces in zip(batch.ids.cpu(), batch.mask.cpu(), batch.pieces or batch.tokens, strict=True):
+        own = compress(zip(ids.tolist(), pieces, strict=True), real.tolist())
+        unknown = [str(piece) for token, piece in own if text is not None and token == text.unknown]
+        rows.append(Tokenized(ids[real], tuple(unknown)))
+    return rows
 
 
 def special_keys(encoder: AnyEncoder, stack: str) -> frozenset[int]:

@@ -4,9 +4,14 @@ A label shows what a token is (`你[1/3]`, `##ing`). It is for readers; what cod
 comes from `characters_of` and `text_of`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, Final, TypeAlias
+
+from jaxtyping import Int
+from torch import Tensor
 
 from ...batch import Batch
 
@@ -25,6 +30,18 @@ _BYTE_OF: Final = {
 
 _FALLBACK: Final = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
+RARE: Final = ("\U00013000", "\ua66e", "\U000120b1", "\u2e3f")
+"""Letters, and a mark, that hardly any vocabulary has; no two end with the same byte of UTF-8."""
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """The tokens of a text."""
+
+    ids: Int[Tensor, " position"]
+    unknown: tuple[str, ...] = ()
+    """The characters of each token that the vocabulary lacks, in order; empty if they are not known."""
+
 
 def read_piece(tokenizer: Any, token: int) -> str | bytes:
     """The text of a token; its bytes if they begin or end within a character.
@@ -40,7 +57,7 @@ def read_piece(tokenizer: Any, token: int) -> str | bytes:
         token: a token id; an id that the tokenizer does not have is read as `<id>`.
 
     """
-    raw = tokenizer.convert_ids_to_tokens(token)
+    raw = _name_of(tokenizer, token)
     if raw is None:
         return f"<{token}>"
     if "▁" in raw:
@@ -51,10 +68,19 @@ def read_piece(tokenizer: Any, token: int) -> str | bytes:
         try:
             return held.decode()
         except UnicodeDecodeError:
-            # The name of an added token is its text, even if it decodes as though it were bytes.
-            if token not in tokenizer.added_tokens_decoder:
+            # The name of another added token is its text, even if it decodes as though it were bytes.
+            if raw in _FALLBACK or token not in tokenizer.added_tokens_decoder:
                 return held
     return str(raw) if decoded == "" or "\ufffd" in decoded else decoded
+
+
+def _name_of(tokenizer: Any, token: int) -> str | None:
+    """The tokenizer's name of a token; None for an id that it does not have, at which SentencePiece raises."""
+    try:
+        name: str | None = tokenizer.convert_ids_to_tokens(token)
+    except (IndexError, KeyError):
+        return None
+    return name
 
 
 def piece_of_text(tokenizer: Any, token: int, piece: str | bytes) -> str | bytes:
@@ -63,7 +89,7 @@ def piece_of_text(tokenizer: Any, token: int, piece: str | bytes) -> str | bytes
     These are the `##` before the rest of a word (WordPiece) and the `@@` after its beginning. An id that the tokenizer
     does not have holds nothing.
     """
-    if tokenizer.convert_ids_to_tokens(token) is None:
+    if _name_of(tokenizer, token) is None:
         return ""
     if isinstance(piece, bytes) or piece in ("##", "@@"):
         return piece
@@ -75,6 +101,44 @@ def piece_of_text(tokenizer: Any, token: int, piece: str | bytes) -> str | bytes
 def _joins(tokenizer: Any, one: str, other: str) -> bool:
     """Whether a tokenizer writes two pieces as one word, without the signs of its own."""
     return str(tokenizer.convert_tokens_to_string([one, other])).strip() == "ab"
+
+
+def unknown_id(tokenizer: Any) -> int | None:
+    """The id of all characters that the vocabulary lacks ("[UNK]"); None if the tokenizer has tokens for everything.
+
+    A tokenizer that names an `unk_token` need not use it: GPT-2's has a token for every byte.
+    """
+    if tokenizer is None:
+        return None
+    try:
+        ids = [tokenizer(character, add_special_tokens=False)["input_ids"] for character in RARE]
+    except Exception:  # tokenizers' own: a vocabulary of words without a token for others
+        return None
+    ends = Counter(int(row[-1]) for row in ids if row).most_common(1)
+    # A tokenizer that drops such characters may still put a space before them.
+    return next((end for end, count in ends if count > 1 and str(read_piece(tokenizer, end)).strip()), None)
+
+
+def unknown_texts(tokenizer: Any, unknown: int | None, text: str, argument: str = "text") -> tuple[str, ...]:
+    """The characters of each token of a text that the vocabulary lacks, in order."""
+    if getattr(tokenizer, "is_fast", False):
+        read = tokenizer(**{argument: text}, add_special_tokens=False, return_offsets_mapping=True)
+        ids, pieces = read["input_ids"], [text[start:end] for start, end in read["offset_mapping"]]
+    else:
+        pieces = [piece.replace("▁", " ") for piece in tokenizer.tokenize(text)]
+        ids = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text))
+    return tuple(piece for token, piece in zip(ids, pieces, strict=True) if token == unknown)
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids of the tokens that stand for no text.
+
+    They are those that the tokenizer names, and those that only its vocabulary marks as special, such as Llama 3's
+    headers of messages. The token of unknown characters and SentencePiece's bytes stand for text.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    marked = {token for token, entry in added.items() if entry.special and entry.content not in _FALLBACK}
+    return frozenset({*getattr(tokenizer, "all_special_ids", ()), *marked} - {unknown_id(tokenizer)})
 
 
 def texts_of_pieces(pieces: Pieces) -> tuple[str, ...]:

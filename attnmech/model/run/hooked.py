@@ -27,11 +27,10 @@ from ..attention.applied import Applied
 from ..attention.in_force import Hook, Pass
 from ..inputs.embeddings import first_position_of, ignores_zeros_in, token_encoder
 from ..inputs.encoder import Encoder, Inputs
-from ..inputs.encoders import encoder_of
+from ..inputs.encoders import encoder_of, text_encoder
 from ..inputs.images import PatchGrid
 from ..inputs.lengths import warn_of_batch, warn_of_length
 from ..inputs.own_inputs import OwnInputs
-from ..inputs.transcripts import TranscriptEncoder
 from ..own.module import NO_TOKENS
 from ..parts.hashes import WeightsHash, model_hash
 from ..parts.predictions import Prediction, predicted_by
@@ -432,8 +431,8 @@ class HookedModel(WiredModel):
         batch = inputs.on(self.device) if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
         if target is None:
             return batch
-        text = self.encoder.text if isinstance(self.encoder, TranscriptEncoder) else self.encoder
-        if not isinstance(text, Encoder) or text.decoder_start is None:
+        text = text_encoder(self.encoder)
+        if text is None or text.decoder_start is None:
             raise InputError(f"`target` is the decoder's text in an encoder-decoder; {self.name} is not one.")
         return text.with_target(batch, target)
 

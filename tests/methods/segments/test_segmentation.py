@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from tokenizing import WHOLE, batch_of, wordpiece
+from tokenizing import LACKING, WHOLE, batch_of, wordpiece
 
 from attnmech.methods.segments.segmentation import Segmented
 from attnmech.model.parts.pieces import text_of
@@ -39,6 +39,13 @@ def test_sentences_end_where_their_marks_do(name: str) -> None:
         # A token of its own for the space before a sentence stands at the end of the sentence before.
         assert [segment.strip() for segment in found] == [sentence.strip() for sentence in sentences]
         assert "".join(found).strip() == "".join(sentences)
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_marks_that_the_vocabulary_lacks_end_sentences(name: str) -> None:
+    for sentences in (SENTENCES[5], *SENTENCES[7:10], ["यह सच।", "वह गया॥", "वह"]):
+        own = segments(LACKING[name]("x", "।"), " ".join(sentences), "sentence")
+        assert ["".join(segment.split()) for segment in own] == ["".join(sentence.split()) for sentence in sentences]
 
 
 @pytest.mark.parametrize("name", WHOLE)

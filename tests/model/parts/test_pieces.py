@@ -12,7 +12,7 @@ from tokenizing import WHOLE, byte_level, sentencepiece
 from attnmech.model.inputs.encoder import Encoder
 from attnmech.model.parts.pieces import read_piece, texts_of_pieces
 
-KEEPING = [name for name in WHOLE if not name.startswith("llama")]
+KEEPING = [name for name in WHOLE if not name.startswith(("llama", "unigram"))]
 """The tokenizers that put no space before a text."""
 
 CHARACTERS = "aZ 7.\n\t\\éßñ你好世界مرحباשלוםनमस्ते\u0301\u0300\u200d👩👧🙂🏽\ufe0f\ufffd\u3000\U0010ffff▁Ġä"
