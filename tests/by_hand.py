@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import models
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -19,7 +20,18 @@ FUSED: Final = {
     "bloom": "self_attention.query_key_value",
     "gpt_neox": "attention.query_key_value",
 }
+ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
+JUDGED: Final[dict[str, Any]] = {"answers": ANSWERS, "against": AGAINST}
+"""The metric of three prompts: the logit differences of these tokens."""
 _PLANS: WeakKeyDictionary[nn.Module, Architecture] = WeakKeyDictionary()
+
+
+def pair(name: str, pairs: int = 3) -> tuple[Tensor, Tensor]:
+    """Clean and corrupted prompts that differ at tokens 2 and 5."""
+    clean = models.token_ids(name, pairs)
+    corrupted = clean.clone()
+    corrupted[:, [2, 5]] = models.token_ids(name, pairs, seed=8)[:, [2, 5]]
+    return clean, corrupted
 
 
 def plan_of(plain: Any) -> Architecture:

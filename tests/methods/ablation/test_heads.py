@@ -1,34 +1,25 @@
 """Effects of ablations equal those of ablations by hand on the raw transformers model."""
 
 import itertools
-import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import models
-import pandas as pd
+import naive
 import pytest
 import torch
-from by_hand import divergences, losses, plan_of, z_changed
-from safetensors import safe_open
+from by_hand import divergences, losses, plan_of, z_changed, zeroed
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.errors import InputError, JournalError
+from attnmech.errors import InputError
 from attnmech.methods.joint_embedding.chosen_texts import choose_texts
 from attnmech.model.parts.modules import submodule
 
-FAMILIES = ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"]
-
-
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
 
 @pytest.mark.core
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"])
 def test_zeroing_each_head_equals_the_raw_model(family: str) -> None:
     hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
     metric = "loss" if hooked.causal else "kl"
@@ -38,12 +29,7 @@ def test_zeroing_each_head_equals_the_raw_model(family: str) -> None:
         clean = plain(ids).logits
         for layer in range(hooked.n_layers):
             for head in range(hooked.n_heads):
-
-                def zeroed(z: Tensor, head: int = head) -> Tensor:
-                    z[..., head, :] = 0
-                    return z
-
-                with z_changed(plain, layer, zeroed):
+                with z_changed(plain, layer, zeroed(head)):
                     now = plain(ids).logits
                 expected = losses(now, ids, lengths) if metric == "loss" else divergences(now, clean, lengths)
                 torch.testing.assert_close(effects.after[layer, head], expected, rtol=1e-4, atol=1e-5)
@@ -52,7 +38,7 @@ def test_zeroing_each_head_equals_the_raw_model(family: str) -> None:
         torch.testing.assert_close(effects.before, losses(clean, ids, lengths), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "bert", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "gemma2", "gpt_neox"])
 def test_frozen_keeps_all_that_comes_later(name: str) -> None:
     """Direct effect: every module after the ablated attention is made to return its clean output."""
     hooked, plain, ids = models.hooked(name), models.plain(name), models.token_ids(name)
@@ -77,13 +63,8 @@ def test_frozen_keeps_all_that_comes_later(name: str) -> None:
         for layer in range(hooked.n_layers):
             later = [place for place in written if place[0] > layer or place == (layer, plan.mlp_out)]
             for head in range(hooked.n_heads):
-
-                def zeroed(z: Tensor, head: int = head) -> Tensor:
-                    z[..., head, :] = 0
-                    return z
-
                 handles = [module(*place).register_forward_hook(lambda *_, place=place: kept[place]) for place in later]
-                with z_changed(plain, layer, zeroed):
+                with z_changed(plain, layer, zeroed(head)):
                     now = plain(ids).logits
                 for handle in handles:
                     handle.remove()
@@ -113,29 +94,6 @@ def test_mean_over_a_reference_and_per_position() -> None:
         assert effects.layers == (1,)
         assert effects.swept.sum() == 1
         assert effects.effect.isnan().sum() == 14
-
-
-def test_resampling_takes_z_of_another_text() -> None:
-    hooked, plain, ids = models.hooked("bloom"), models.plain("bloom"), models.token_ids("bloom")
-    seen: list[Tensor] = []
-    with torch.no_grad(), z_changed(plain, 0, lambda z: (seen.append(z.clone()), z)[1]):
-        plain(ids)
-    effects = am.ablate_heads(hooked, ids, [(0, 1)], "resample", seed=3)
-    candidates = []
-    for shift in range(1, len(ids)):
-        donors = [(row + shift) % len(ids) for row in range(len(ids))]
-
-        def replaced(z: Tensor, donors: list[int] = donors) -> Tensor:
-            z[..., 1, :] = seen[0][donors][..., 1, :]
-            return z
-
-        with torch.no_grad(), z_changed(plain, 0, replaced):
-            candidates.append(losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids)))
-    found = effects.after[0, 1]
-    for row, value in enumerate(found):
-        assert any(abs(float(value - each[row])) < 1e-5 for each in candidates)
-    again = am.ablate_heads(hooked, ids, [(0, 1)], "resample", seed=3)
-    assert torch.equal(found, again.after[0, 1])
 
 
 def test_donors_come_from_the_reference() -> None:
@@ -169,17 +127,9 @@ def test_donors_come_from_the_reference() -> None:
         am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=am.mean_z(hooked, ids))
 
 
-def test_one_answer_for_all_texts() -> None:
-    hooked, ids = models.hooked("llama"), models.token_ids("llama")
-    one = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", answers=5, against=7)
-    each = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", answers=[5] * 3, against=[7] * 3)
-    assert torch.equal(one.after[1, 3], each.after[1, 3])
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom"])
-def test_an_answer_of_several_tokens_is_scored_as_a_sum(family: str) -> None:
-    hooked, plain = models.hooked(family), models.plain(family)
-    given, counts = models.padded(family), (3, 1, 2)
+def test_an_answer_of_several_tokens_is_scored_as_a_sum() -> None:
+    hooked, plain = models.hooked("llama"), models.plain("llama")
+    given, counts = models.padded("llama"), (3, 1, 2)
     texts = [given["input_ids"][row, :length] for row, length in enumerate((7, 5, 3))]
     answers = [text[-count:].tolist() for text, count in zip(texts, counts, strict=True)]
     found = am.ablate_heads(hooked, iter(texts), [(1, 2)], metric="log_probability", answers=answers)
@@ -191,18 +141,11 @@ def test_an_answer_of_several_tokens_is_scored_as_a_sum(family: str) -> None:
             sums.append(sum(float(chances[place - 1, text[place]]) for place in range(len(text) - count, len(text))))
         return sums
 
-    def without(z: Tensor) -> Tensor:
-        z[..., 2, :] = 0
-        return z
-
     with torch.no_grad():
         assert found.before.tolist() == pytest.approx(scored(), rel=1e-4)
-        with z_changed(plain, 1, without):
+        with z_changed(plain, 1, zeroed(2)):
             assert found.after[1, 2].tolist() == pytest.approx(scored(), rel=1e-4)
     assert "nats of log-probability" in repr(found)
-    one = am.ablate_heads(hooked, texts[0][None], [(1, 2)], metric="log_probability", answers=int(texts[0][-1]))
-    importance = am.head_importance(hooked, texts[0][None], metric="log_probability", answers=[answers[0]])
-    assert importance.metric == "log_probability" and float(one.before[0]) < 0
 
 
 @pytest.mark.parametrize(
@@ -238,11 +181,7 @@ def test_answers_and_a_function_of_ones_own() -> None:
     hooked, plain, ids = models.hooked("llama"), models.plain("llama"), models.token_ids("llama")
     answers, against = torch.tensor([5, 9, 11][: len(ids)]), torch.tensor([7, 4, 30][: len(ids)])
 
-    def zeroed(z: Tensor) -> Tensor:
-        z[..., 3, :] = 0
-        return z
-
-    with torch.no_grad(), z_changed(plain, 1, zeroed):
+    with torch.no_grad(), z_changed(plain, 1, zeroed(3)):
         last = plain(ids).logits[:, -1]
     difference = last.gather(1, answers[:, None])[:, 0] - last.gather(1, against[:, None])[:, 0]
     options: dict[str, Any] = {"answers": answers, "against": against}
@@ -260,15 +199,6 @@ def test_answers_and_a_function_of_ones_own() -> None:
     mine = am.ablate_heads(hooked, ids, [(1, 3)], metric=own, answers=answers)
     torch.testing.assert_close(mine.after[1, 3], last.gather(1, answers[:, None])[:, 0].double(), rtol=1e-4, atol=1e-5)
     assert mine.metric == "own"
-
-
-def test_padding_changes_nothing() -> None:
-    hooked = models.hooked("bloom")
-    texts = [torch.arange(4, 4 + length) for length in (9, 3, 6, 2)]
-    together = am.ablate_heads(hooked, iter(texts))
-    for place, text in enumerate(texts):
-        alone = am.ablate_heads(hooked, text[None])
-        torch.testing.assert_close(together.after[:, :, place], alone.after[:, :, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_how_patterns_move() -> None:
@@ -293,9 +223,9 @@ def test_intervals_and_what_it_says() -> None:
     ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
     effects = am.ablate_heads(hooked, ids)
     low, high = effects.interval()
-    assert bool(((low <= effects.effect) & (effects.effect <= high)).all())
-    spread = effects.per_text.std(dim=-1) / 30**0.5
-    torch.testing.assert_close((high - low) / (2 * 1.96 * spread), torch.ones_like(spread), rtol=0.35, atol=0)
+    for layer, head in ((0, 1), (2, 4)):
+        expected = naive.t_interval(effects.per_text[layer, head].tolist())
+        assert (float(low[layer, head]), float(high[layer, head])) == pytest.approx(expected, rel=1e-6)
     frame = effects.to_frame()
     assert list(frame.columns) == [
         "layer", "head", "effect", "effect_low", "effect_high", "agreeing", "clear", "clear_size", "one_text", "before",
@@ -308,9 +238,7 @@ def test_intervals_and_what_it_says() -> None:
     one = am.ablate_heads(hooked, ids[:1])
     assert all(end.isnan().all() for end in (*one.interval(), *one.simultaneous())) and not one.clear.any()
     assert repr(one).endswith("; 1 text is too few for an interval, which needs 5 or more.)")
-    assert (
-        one.to_frame().attrs["intervals"] == "No intervals: 1 text is too few for an interval, which needs 5 or more."
-    )
+    assert one.to_frame().attrs["intervals"].startswith("No intervals: 1 text is too few")
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
@@ -325,7 +253,6 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"heads": [(9, 0)]}, r"`layer` must be from 0 to 2"),
         ({"heads": [(0, 5)]}, r"`head` must be from 0 to 4"),
         ({"heads": []}, "at least one head"),
         ({"heads": [(2, 0), (1, 3)], "layers": [1]}, "names layer 2, which is not in `layers`"),
@@ -338,8 +265,6 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"metric": "logit_difference", "answers": [3, 4, 5]}, "needs `against`"),
         ({"against": [3, 4, 5]}, "`against` needs `answers`"),
         ({"metric": "accuracy", "answers": [3]}, "one token per text, .*; got 1 for 3 texts"),
-        ({"metric": "accuracy", "answers": [3, 4, 99]}, "`answers` must be from 0 to 52"),
-        ({"metric": "accuracy", "answers": [" a", " b", " c"]}, "loaded without a tokenizer"),
         ({"metric": lambda logits: logits}, "must take"),
         ({"metric": lambda logits, batch: logits}, r"one number for each of the 3 texts"),
         ({"metric": lambda logits, batch: logits[:, 0, 0] * torch.nan}, "is NaN for text 0"),
@@ -404,81 +329,6 @@ def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
         am.ablate_heads(models.demo(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])
 
 
-def test_an_interrupted_sweep_returns_what_is_done_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs import engine
-
-    hooked = models.hooked("gpt2")
-    ids = torch.randint(3, 50, (4, 9), generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(engine, "step_tokens", lambda *_: 72)
-    real, calls = engine.Texts.after, []
-
-    def stopping(self: Any, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 3:
-            raise KeyboardInterrupt
-        return real(self, *arguments)
-
-    monkeypatch.setattr(engine.Texts, "after", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        am.ablate_heads(hooked, ids)
-    calls.clear()
-    effects = am.ablate_heads(hooked, ids, partial=True)
-    assert not effects.complete
-    assert effects.effect.isnan().any()
-    assert not effects.effect.isnan().all()
-    assert "stopped early" in repr(effects)
-
-
-SCRIPT = """
-import sys, torch, models, attnmech as am
-from attnmech.runs import engine
-engine.step_tokens = lambda *_: 60
-ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
-am.ablate_heads(models.hooked("gpt2"), ids, journal=sys.argv[1])
-print("done")
-"""
-
-
-def test_killed_sweeps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-    import time
-
-    from attnmech.runs import engine
-
-    monkeypatch.setattr(engine, "step_tokens", lambda *_: 60)
-    journal = tmp_path / "sweep.journal"
-    tests = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(journal)], env=environment)
-    for _ in range(3000):
-        if journal.exists() or process.poll() is not None:
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert journal.exists()
-    ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
-    hooked = models.hooked("gpt2")
-    with pytest.raises(JournalError, match="another run"):
-        am.ablate_heads(hooked, ids.flip(0), journal=journal)
-    counted: list[int] = []
-    real = engine.Texts.after
-
-    def counting(self: Any, changes: Any, *arguments: Any) -> Any:
-        counted.append(len(changes) * len(self.documents))
-        return real(self, changes, *arguments)
-
-    with safe_open(journal, framework="pt") as file:
-        done = int((~file.get_tensor("1").isnan()).sum())
-    monkeypatch.setattr(engine.Texts, "after", counting)
-    found = am.ablate_heads(hooked, ids, journal=journal)
-    # The first group again, and the missing ones.
-    assert done > 0 and counted[0] <= 60 and sum(counted[1:]) == 15 * 30 - done
-    assert not journal.exists()
-    whole = am.ablate_heads(hooked, ids)
-    assert torch.equal(found.after, whole.after)
-
-
 def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     clean = hooked.run(ids).logits[:, -1, 0]
@@ -491,12 +341,14 @@ def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
         am.ablate_heads(hooked, ids, metric=odds)
 
 
-def test_donors_do_not_depend_on_the_order_of_texts() -> None:
+def test_donors_and_chosen_texts_do_not_depend_on_the_order_of_texts() -> None:
     hooked = models.hooked("llama")
     ids = [models.token_ids("llama", batch=1, length=length, seed=length)[0] for length in range(4, 14)]
     expected = am.ablate_heads(hooked, ids, [(1, 2)], "resample", draws=3)
     reference = [models.token_ids("llama", batch=1, length=length, seed=30 + length)[0] for length in range(5, 12)]
     others = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=2)
+    choose = partial(choose_texts, hooked, tokens=60, seed=2, bos=None, truncate=False)
+    chosen = set(choose(iter(ids)).documents)
     for seed in range(3):
         order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
         shuffled = [ids[place] for place in order]
@@ -504,21 +356,4 @@ def test_donors_do_not_depend_on_the_order_of_texts() -> None:
         assert torch.allclose(found.after[1, 2], expected.after[1, 2][order], rtol=1e-6)
         again = am.ablate_heads(hooked, shuffled, [(1, 2)], "resample", reference=reference[::-1], draws=2)
         assert torch.allclose(again.after[1, 2], others.after[1, 2][order], rtol=1e-6)
-
-
-def test_rows_and_texts_are_sampled_alike_in_any_order() -> None:
-    hooked = models.hooked("llama")
-    ids = [models.token_ids("llama", batch=1, length=length, seed=length)[0] for length in range(12, 22)]
-    expected, chosen = am.redundancy(hooked, ids, rows=3), choose(hooked, ids)
-    for seed in range(3):
-        order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
-        shuffled = [ids[place] for place in order]
-        found = am.redundancy(hooked, shuffled, rows=3)
-        drawn = ["low", "high", "clear"]
-        measured, wanted = (each.to_frame().drop(columns=drawn, errors="ignore") for each in (found, expected))
-        pd.testing.assert_frame_equal(measured, wanted, rtol=1e-5)
-        assert {order[number] for number in choose(hooked, shuffled)} == set(chosen)
-
-
-def choose(hooked: am.HookedModel, texts: list[Tensor]) -> tuple[int, ...]:
-    return choose_texts(hooked, iter(texts), tokens=60, seed=2, bos=None, truncate=False).documents
+        assert {int(order[number]) for number in choose(iter(shuffled)).documents} == chosen

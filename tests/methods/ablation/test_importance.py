@@ -7,7 +7,7 @@ import maps
 import models
 import pytest
 import torch
-from by_hand import block_of, logit_differences, losses, plan_of, z_changed
+from by_hand import AGAINST, ANSWERS, JUDGED, block_of, logit_differences, losses, plan_of
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -15,14 +15,11 @@ import attnmech as am
 from attnmech.errors import InputError
 from attnmech.model.parts.modules import submodule
 
-FAMILIES = ["gpt2", "llama", "bert", "bloom"]
-ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
-
 
 def metric_of(name: str) -> dict[str, Any]:
     """The loss or, for the model without one, a logit difference."""
     if name == "bert":
-        return {"metric": "logit_difference", "answers": ANSWERS, "against": AGAINST}
+        return {"metric": "logit_difference", **JUDGED}
     return {"metric": "loss"}
 
 
@@ -61,12 +58,8 @@ def spearman(one: list[float], other: list[float]) -> float:
     return 1 - 6 * squares / (len(one) * (len(one) ** 2 - 1))
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.mark.core
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "bloom"])
 def test_scores_equal_autograd_on_the_raw_model(family: str) -> None:
     hooked, ids = models.hooked(family), models.token_ids(family)
     reference = ids.flip(0).roll(1, dims=1)
@@ -97,26 +90,6 @@ def test_scores_equal_autograd_on_the_raw_model(family: str) -> None:
     torch.testing.assert_close(michel.score, michel.per_text.mean(dim=-1))
 
 
-def test_zero_is_the_derivative_of_fading_a_head_out() -> None:
-    hooked, ids = models.hooked("gpt2", torch.float64), models.token_ids("gpt2")
-    plain = models.plain("gpt2", torch.float64)
-    found = am.head_importance(hooked, ids, method="zero")
-    step = 1e-5
-    for layer in range(hooked.n_layers):
-        for head in range(hooked.n_heads):
-            ends = []
-            for factor in (1 - step, 1 + step):
-
-                def faded(z: Tensor, factor: float = factor, head: int = head) -> Tensor:
-                    z[..., head, :] *= factor
-                    return z
-
-                with torch.no_grad(), z_changed(plain, layer, faded):
-                    ends.append(losses(plain(ids).logits, ids, [7] * 3))
-            derivative = (ends[0] - ends[1]) / (2 * step)
-            torch.testing.assert_close(found.per_text[layer, head], derivative, rtol=1e-6, atol=1e-8)
-
-
 def test_each_layer_has_norm_1() -> None:
     found = am.head_importance(models.hooked("bloom"), models.token_ids("bloom"))
     assert bool((found.score > 0).all())
@@ -139,15 +112,6 @@ def test_texts_of_several_lengths_and_few_at_a_time() -> None:
         assert [len(row) for row in together.tokens] == [9, 3, 6, 2]
 
 
-@pytest.mark.parametrize("method", ["michel", "zero"])
-def test_left_padding_counts_for_nothing(method: str) -> None:
-    hooked, given = models.hooked("bloom"), models.padded("bloom", side="left")
-    found = am.head_importance(hooked, given, method=method)
-    for row, length in enumerate((7, 5, 3)):
-        alone = am.head_importance(hooked, given["input_ids"][row, 7 - length :][None], method=method)
-        torch.testing.assert_close(found.per_text[:, :, row], alone.per_text[:, :, 0], rtol=1e-4, atol=1e-6)
-
-
 def test_the_decoder_of_t5() -> None:
     hooked = models.hooked("t5")
     given = {"input_ids": models.token_ids("t5"), "decoder_input_ids": models.token_ids("t5", length=5, seed=2)}
@@ -168,7 +132,7 @@ def test_rank_correlation_with_the_sweep(method: str) -> None:
     found = am.head_importance(hooked, ids, method=method, sweep=sweep)
     effects = sweep.effect.abs() if method == "michel" else sweep.effect
     expected = spearman(found.score.flatten().tolist(), effects.flatten().tolist())
-    assert found.rank_correlation == pytest.approx(expected)
+    assert found.rank_correlation == pytest.approx(expected) and (expected > 0.8 or method == "michel")
     assert f"rank correlation {expected:.2f} with the zero sweep of 15 heads" in repr(found)
     chosen = [(0, 3), (2, 0), (2, 1), (2, 4)]
     some = am.head_importance(hooked, ids, method=method, sweep=am.ablate_heads(hooked, ids, chosen))
@@ -180,12 +144,6 @@ def test_rank_correlation_with_the_sweep(method: str) -> None:
     assert am.head_importance(hooked, ids, method=method).rank_correlation is None
 
 
-def test_the_estimate_orders_heads_as_the_sweep_does() -> None:
-    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    found = am.head_importance(hooked, ids, method="zero", sweep=am.ablate_heads(hooked, ids))
-    assert found.rank_correlation is not None and found.rank_correlation > 0.8
-
-
 def test_saved_drawn_and_written(tmp_path: Path) -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=6)
     found = am.head_importance(hooked, ids, method="zero", sweep=am.ablate_heads(hooked, ids))
@@ -195,18 +153,9 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(maps.shown(found.plot())), found.score)
     frame = found.to_frame()
     assert list(frame.columns) == [
-        "layer",
-        "head",
-        "score",
-        "score_low",
-        "score_high",
-        "agreeing",
-        "clear",
-        "clear_size",
-        "one_text",
-        "normalised",
-        "exact",
-    ]
+        "layer", "head", "score", "score_low", "score_high", "agreeing", "clear", "clear_size", "one_text",
+        "normalised", "exact",
+    ]  # fmt: skip
     row = frame[(frame["layer"] == 1) & (frame["head"] == 3)].iloc[0]
     assert row["score"] == float(found.score[1, 3])
     low, high = found.interval()
@@ -220,13 +169,10 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     [
         ({"method": "taylor"}, "`method` must be one of michel, zero, mean"),
         ({"method": "mean"}, "needs `reference`"),
-        ({"reference": torch.arange(5, 9)[None]}, '`reference` needs method="mean"'),
         ({"metric": "kl"}, "its gradient there is 0"),
         ({"metric": "accuracy", "answers": [3, 4, 5]}, "has no gradient"),
         ({"metric": lambda logits, batch: logits[:, 0].argmax(-1).float()}, "computed from the logits"),
         ({"metric": lambda logits, batch: logits[:, 0, 0] * torch.nan}, "is NaN for text 0"),
-        ({"metric": lambda logits, batch: logits[:, 0, 0].abs() / 0}, "is inf for text 0"),
-        ({"layers": [3]}, "`layer` must be from 0 to 2"),
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+import naive
 import pytest
 import torch
 from by_hand import divergences, losses, z_changed, zeroed
@@ -13,12 +14,11 @@ import attnmech as am
 from attnmech.draw.text import signed
 from attnmech.errors import InputError
 
-FAMILIES = ["gpt2", "llama", "bert", "bloom"]
 PAIRS = [((0, 1), (1, 2)), ((1, 0), (1, 2)), ((1, 2), (0, 0))]
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "bloom"])
 def test_zeroing_pairs_equals_the_raw_model(family: str) -> None:
     hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
     metric = "loss" if hooked.causal else "kl"
@@ -103,15 +103,11 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
     found = am.ablate_pairs(models.hooked("gpt2"), ids, PAIRS)
     for name, (low, high) in found.interval().items():
-        values = found.per_text[name]
-        spread = values.std(dim=-1) / 30**0.5
-        torch.testing.assert_close((high - low) / (2 * 1.96 * spread), torch.ones_like(spread), rtol=0.35, atol=0)
+        expected = naive.t_interval(found.per_text[name][1].tolist())
+        assert (float(low[1]), float(high[1])) == pytest.approx(expected, rel=1e-6)
     frame = found.to_frame()
-    assert frame[["layer", "head", "other_layer", "other_head"]].to_numpy().tolist() == [
-        [0, 1, 1, 2],
-        [1, 0, 1, 2],
-        [1, 2, 0, 0],
-    ]
+    heads = frame[["layer", "head", "other_layer", "other_head"]].to_numpy().tolist()
+    assert heads == [[*one, *other] for one, other in PAIRS]
     low, high = found.interval()["interaction"]
     assert frame["interaction_low"].tolist() == low.tolist() and frame["interaction_high"].tolist() == high.tolist()
     assert frame["both"].tolist() == found.both.tolist() and frame["texts"].tolist() == [30] * 3
@@ -142,20 +138,9 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
         ([(0, 1)], "must be a list of pairs of heads"),
         ([((0, 1), (1, 2), (0, 0))], "must be a list of pairs of heads"),
         ([((0, 1), (0, 1))], "a pair needs two heads; got L0H1 twice"),
-        ([((0, 1), (3, 1))], "`layer` must be from 0 to 2"),
         ([((0, 5), (1, 1))], "`head` must be from 0 to 4"),
     ],
 )
 def test_bad_pairs(pairs: Any, said: str, unchecked: None) -> None:
     with pytest.raises(InputError, match=said):
         am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), pairs)
-
-
-def test_bad_options() -> None:
-    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    with pytest.raises(InputError, match="`method` must be one of zero, mean, resample"):
-        am.ablate_pairs(hooked, ids, PAIRS, "drop")
-    with pytest.raises(InputError, match="needs `reference`"):
-        am.ablate_pairs(hooked, ids, PAIRS, "mean")
-    with pytest.raises(InputError, match="give at least two"):
-        am.ablate_pairs(hooked, ids[:1], PAIRS, "resample")

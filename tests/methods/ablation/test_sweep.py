@@ -11,18 +11,11 @@ import torch
 from by_hand import losses, point_changed, z_changed, zeroed
 from scipy.stats import binomtest
 from torch import Tensor
-from transformers.models.bloom import modeling_bloom
 
 import attnmech as am
 from attnmech.errors import InputError
 
 CHANGE = am.Intervention
-FAMILIES = ["gpt2", "llama", "bloom", "gpt_neox", "gemma2"]
-
-
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def loss_of(plain: Any, ids: Tensor, **options: Any) -> Tensor:
@@ -39,17 +32,15 @@ def uniform_z(hooked: am.HookedModel, ids: Tensor, layer: int) -> Tensor:
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "gpt_neox", "gemma2"])
 def test_every_row_equals_the_raw_model(family: str) -> None:
     hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
-    found = am.sweep(
-        hooked,
-        ids,
-        [
-            [CHANGE.zero([(0, 1)]), CHANGE.zero([(1, 2), (1, 0)])],
-            CHANGE.attend([(0, 2)], "uniform"),
-            CHANGE.stream("attn_out", [1], {1: torch.full((1, 1, hooked.d_model), 0.3)}, positions=[2, 4]),
-        ],
-    )
+    changes = [
+        [CHANGE.zero([(0, 1)]), CHANGE.zero([(1, 2), (1, 0)])],
+        CHANGE.attend([(0, 2)], "uniform"),
+        CHANGE.stream("attn_out", [1], {1: torch.full((1, 1, hooked.d_model), 0.3)}, positions=[2, 4]),
+    ]
+    found = am.sweep(hooked, ids, changes)
     torch.testing.assert_close(found.before, loss_of(plain, ids), rtol=1e-4, atol=1e-5)
 
     def two_zeroed(z: Tensor) -> Tensor:
@@ -79,49 +70,18 @@ def test_every_row_equals_the_raw_model(family: str) -> None:
     assert found.rows_without_keys.tolist() == [0, 0, 0]
 
 
-def test_a_dropped_term_is_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    bloom, ids = models.hooked("bloom"), models.token_ids("bloom")
-    found = am.sweep(bloom, ids, [CHANGE.scale("position")])
-    with monkeypatch.context() as patched:
-        patched.setattr(modeling_bloom, "_get_alibi_slopes", lambda heads, device: torch.zeros(heads, device=device))
-        without = loss_of(models.plain("bloom"), ids)
-    torch.testing.assert_close(found.after[0], without, rtol=1e-4, atol=1e-5)
-    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    unbiased = models.in_attention(models.fresh("gpt2"), "eager")
-    with torch.no_grad():  # the score of each key for any query: b_Q of head 2, times k
-        unbiased.transformer.h[1].attn.c_attn.bias[2 * 4 : 3 * 4] = 0
-    terms = [CHANGE.scale(term, 0.0, [(1, 2)]) for term in ("key_bias", "constant")]
-    both = am.sweep(hooked, ids, [terms, CHANGE.scale("constant", 0.0, [(1, 2)])])
-    torch.testing.assert_close(both.after[0], loss_of(unbiased, ids), rtol=1e-4, atol=1e-5)
-    assert float(both.effect[0].abs()) > 1e-4 and float(both.effect[1].abs()) < 1e-6
-
-
-def test_removed_keys_are_masked_keys() -> None:
-    hooked, plain, ids = models.hooked("gpt2"), models.plain("gpt2"), models.token_ids("gpt2")
-    mask = torch.ones_like(ids)
-    mask[:, 2] = 0
-    found = am.sweep(hooked, ids, {"third": CHANGE.remove_keys("all", [2])})
-    expected = loss_of(plain, ids, attention_mask=mask, position_ids=torch.arange(7)[None])
-    torch.testing.assert_close(found.after[0], expected, rtol=1e-4, atol=1e-5)
-    assert found.names == ("third",) and found.rows_without_keys.tolist() == [0]
-
-
 @pytest.mark.parametrize("later", ["recompute", "frozen"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_rows_without_a_key_are_counted_and_attend_to_nothing(side: str, later: str) -> None:
     hooked = models.hooked("bloom")
     given = models.padded("bloom", side=side)
-    found = am.sweep(
-        hooked,
-        given,
-        [
-            CHANGE.remove_keys([(1, 2), (0, 1)], "first"),
-            CHANGE.cut((0, 3), (0, 3), [(0, 1), (1, 0), (1, 2)]),
-            CHANGE.zero([(0, 1)]),
-            [CHANGE.remove_keys([(0, 1)], "first"), CHANGE.attend([(0, 1)], "first")],
-        ],
-        later=later,
-    )
+    changes = [
+        CHANGE.remove_keys([(1, 2), (0, 1)], "first"),
+        CHANGE.cut((0, 3), (0, 3), [(0, 1), (1, 0), (1, 2)]),
+        CHANGE.zero([(0, 1)]),
+        [CHANGE.remove_keys([(0, 1)], "first"), CHANGE.attend([(0, 1)], "first")],
+    ]
+    found = am.sweep(hooked, given, changes, later=later)
     # The first row of each of three texts in two heads; three rows of each in three heads.
     assert found.rows_without_keys.tolist() == [6, 27, 0, 0]
     if later == "recompute":
@@ -137,6 +97,7 @@ def test_rows_without_a_key_are_counted_and_attend_to_nothing(side: str, later: 
     assert "2 of them leave rows of attention without a key" in repr(found)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_sets_equal_the_raw_model(family: str) -> None:
     hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
     reference = ids.flip(0).roll(1, dims=1)
@@ -219,12 +180,9 @@ def test_intervals_tables_and_files(tmp_path: Path) -> None:
     lower, higher = found.simultaneous()
     assert bool((lower < low).all()) and bool((high < higher).all())
     assert found.clear_size.tolist() == (((lower > 0) | (higher < 0)) & ~found.one_text).tolist()
-    signs = found.per_text.sign()
-    agreeing = (signs == found.effect.sign()[:, None]).sum(dim=-1)
+    agreeing = (found.per_text.sign() == found.effect.sign()[:, None]).sum(dim=-1)
     assert found.agreeing.tolist() == agreeing.tolist()
-    p = sorted((binomtest(int(count), 23).pvalue, row) for row, count in enumerate(agreeing))
-    rejected = {row for step, (value, row) in enumerate(p) if value <= 0.05 / (2 - step)}
-    assert found.clear.tolist() == [row in rejected for row in range(2)]
+    assert found.clear.tolist() == [binomtest(int(count), 23).pvalue <= 0.025 for count in agreeing]
     frame = found.to_frame()
     assert list(frame.columns) == [
         "intervention", "effect", "effect_low", "effect_high", "agreeing", "clear", "clear_size", "one_text",
@@ -241,12 +199,6 @@ def test_intervals_tables_and_files(tmp_path: Path) -> None:
     assert found.plot().layout.yaxis.ticktext[0] == "&lt;b&gt;both&lt;/b&gt;"
     page = found.write_html(tmp_path / "swept.html").read_text(encoding="utf-8")
     assert "<b>both" not in page and "of 2 interventions ha" in page
-    with hooked.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
-        under = am.sweep(hooked, ids, named)
-    change = under - found
-    torch.testing.assert_close(change.effect, under.effect - found.effect)
-    assert change.paired and repr(change).startswith("SweepEffects(Difference of two results")
-    assert am.load_result(change.save(tmp_path / "change")).to_frame().equals(change.to_frame())
     with pytest.raises(InputError, match="must have the same interventions"):
         found - am.sweep(hooked, ids, [CHANGE.zero([(0, 1)]), CHANGE.zero([(0, 0)])])
 
@@ -286,16 +238,13 @@ def test_a_sweep_resumes_from_its_journal(tmp_path: Path, monkeypatch: pytest.Mo
     ("given", "said"),
     [
         ([], "must hold at least one am.Intervention; got none"),
-        ({}, "must hold at least one am.Intervention; got none"),
         (CHANGE.zero("all"), "must be a list of am.Intervention, such as .*; got Intervention"),
         ("zero", "must be a list of am.Intervention"),
-        (3, "must be a list of am.Intervention"),
         ([CHANGE.zero("all"), (0, 1)], r"`interventions`\[1\] must be an am.Intervention or a list of them"),
         ({"a": ["zero"]}, r"`interventions`\['a'\] must be an am.Intervention or a list of them; got \['zero'\]"),
         ([[]], r"`interventions`\[0\] must hold at least one"),
         ({2: CHANGE.zero("all")}, "`interventions` must have strings as names; got 2"),
         ([CHANGE.zero([(0, 9)])], "`head` must be from 0 to 4"),
-        ([CHANGE.zero([(7, 0)])], "`layer` must be from 0 to 2"),
     ],
 )
 def test_bad_sweeps(given: Any, said: str) -> None:
@@ -307,8 +256,6 @@ def test_bad_sweeps(given: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("heads", "options", "said"),
     [
-        ([(0, 9)], {}, "`head` must be from 0 to 4"),
-        ([], {}, "at least one head"),
         ({}, {}, "at least one set of heads"),
         ({"a": []}, {}, "at least one head"),
         ({1: [(0, 1)]}, {}, "`heads` must have strings as names of its sets; got 1"),

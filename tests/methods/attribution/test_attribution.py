@@ -9,28 +9,18 @@ import own
 import planted
 import pytest
 import torch
-from by_hand import block_of, logit_differences, plan_of, point_changed
+from by_hand import AGAINST, ANSWERS, JUDGED, block_of, logit_differences, pair, plan_of, point_changed
 from einops import rearrange
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.methods.attribution.formulas import count_interval, midpoints
+from attnmech.methods.attribution.formulas import count_interval
 from attnmech.model.parts.modules import submodule
 from attnmech.runs.relevance import relevance_rules
 
-ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
-JUDGED: dict[str, Any] = {"answers": ANSWERS, "against": AGAINST}
 BOTH: dict[str, Any] = {"nodes": "heads+mlps", **JUDGED}
-
-
-def pair(name: str) -> tuple[Tensor, Tensor]:
-    """Clean and corrupted prompts that differ at tokens 2 and 5."""
-    clean = models.token_ids(name)
-    corrupted = clean.clone()
-    corrupted[:, [2, 5]] = models.token_ids(name, seed=8)[:, [2, 5]]
-    return clean, corrupted
 
 
 def by_autograd(plain: Any, ids: Tensor, start: Tensor | None = None, share: float = 0.0) -> list[list[Tensor]]:
@@ -113,17 +103,15 @@ def test_estimates_equal_the_formula_on_the_raw_model(family: str, steps: int, m
     assert heads.per_pair[0].isnan().all() and heads.n_heads == attribution.n_heads == hooked.n_heads
 
 
-def test_midpoints_cover_the_line() -> None:
-    assert midpoints(1) == [0.5]
-    assert sum(share**2 for share in midpoints(100)) / 100 == pytest.approx(1 / 3, abs=1e-4)
-
-
 def second_logits(logits: Tensor, batch: Any) -> Tensor:
     return logits[:, 1, 3].tanh() + logits[:, -1, 4]
 
 
-@pytest.mark.parametrize("method", ["gradient", "integrated"])
-@pytest.mark.parametrize("metric", ["logit_difference", "loss", "log_probability", second_logits])
+@pytest.mark.parametrize(
+    ("metric", "method"),
+    [("logit_difference", "integrated"), ("loss", "gradient"), ("log_probability", "gradient"),
+     (second_logits, "gradient")],
+)  # fmt: skip
 def test_estimates_are_exact_for_small_differences(method: str, metric: Any) -> None:
     """Two tokens have nearly the same embedding, so the runs that differ in them are nearly the same."""
     plain = models.fresh("gpt2", torch.float64)
@@ -138,35 +126,6 @@ def test_estimates_are_exact_for_small_differences(method: str, metric: Any) -> 
     )
     assert attribution.exact is not None and attribution.exact.abs().max() > 1e-7
     torch.testing.assert_close(attribution.per_pair, attribution.exact, rtol=1e-3, atol=1e-10)
-
-
-class OneAttention(nn.Module):
-    """A single self-attention with a residual and no norm; its output is linear in z."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(20, 5, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.attention(x, x, x, need_weights=False)[0]
-
-
-def test_estimates_are_exact_where_the_metric_is_linear() -> None:
-    clean, corrupted = own.noise(6, 9, 20), own.noise(6, 9, 20, seed=7)
-    torch.manual_seed(3)
-    model = am.load(own.randomised(OneAttention()), example=clean)
-
-    def reading(output: Tensor, batch: Any) -> Tensor:
-        return output[:, 3, 2] - 2 * output[:, 7, 11]
-
-    exact = am.patch(model, clean, corrupted, metric=reading).per_text
-    assert exact.abs().min() > 1e-3
-    attribution = am.attribute(model, clean, corrupted, metric=reading, confirm=2)
-    torch.testing.assert_close(attribution.per_pair, exact, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(attribution.exact, exact, rtol=1e-5, atol=1e-5)
-    confirmation = attribution.confirmation
-    assert confirmation is not None
-    assert confirmation.rank_correlation == pytest.approx(1) and confirmation.slope == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox"])
@@ -197,11 +156,8 @@ def test_exact_effects_are_those_of_patching(family: str) -> None:
     clean, corrupted = pair(family)
     heads, count = hooked.n_heads, hooked.n_layers * (hooked.n_heads + 1)
     attribution = am.attribute(hooked, clean, corrupted, confirm=2, controls=count, **BOTH)
-    assert (
-        attribution.exact is not None
-        and attribution.controls is not None
-        and int(attribution.controls.sum()) == count - 2
-    )
+    assert attribution.exact is not None and attribution.controls is not None
+    assert int(attribution.controls.sum()) == count - 2
     patched = am.patch(hooked, clean, corrupted, **JUDGED)
     torch.testing.assert_close(attribution.exact[:, :heads], patched.per_text, rtol=1e-4, atol=1e-5)
     for layer in range(hooked.n_layers):
@@ -329,10 +285,7 @@ def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     assert "Exact effects" in attribution.to_html()
     alone = am.attribute(hooked, clean, corrupted, **BOTH)
     assert alone.lead.endswith("; not confirmed.") and alone.confirmation is None
-    twice = attribution - alone
-    assert twice.per_pair.abs().max() == 0 and twice.confirmation is None
-    other = am.attribute(hooked, corrupted, clean, **BOTH)
-    torch.testing.assert_close((attribution - other).effect, attribution.effect - other.effect)
+    assert (attribution - alone).confirmation is None
     with pytest.raises(InputError, match=r"`nodes` must be .*heads.*; got 'mlps'"):
         am.attribute(hooked, clean, corrupted, **JUDGED).plot("mlps")
 
@@ -349,8 +302,6 @@ def test_prompts_of_several_lengths_and_batches_give_the_same() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"corrupted": models.token_ids("gpt2")[:, :5]}, "the same number of tokens; pair 0 has 7 clean"),
-        ({"corrupted": models.token_ids("gpt2")}, "those of pair 0 are the same, so patching changes nothing"),
         ({"metric": "accuracy"}, 'metric="accuracy" is a step function and has no gradient'),
         ({"metric": "kl"}, "its gradient there is 0"),
         ({"metric": lambda logits, batch: logits[:, -1].argmax(dim=-1).float()}, "the metric has no gradient"),
@@ -359,22 +310,17 @@ def test_prompts_of_several_lengths_and_batches_give_the_same() -> None:
         ({"steps": 0}, "`steps` must be a whole number, 1 or more"),
         ({"confirm": 16}, r"`confirm` must be a whole number, 0 to 15 \(the number of nodes\)"),
         ({"controls": -1}, "`controls` must be a whole number"),
-        ({"layers": [3]}, "3"),
     ],
 )
 def test_bad_input(options: dict[str, Any], message: str) -> None:
-    clean, corrupted = pair("gpt2")
     with pytest.raises(InputError, match=message):
-        am.attribute(models.hooked("gpt2"), clean, **{"corrupted": corrupted, **JUDGED, **options})
+        am.attribute(models.hooked("gpt2"), *pair("gpt2"), **{**JUDGED, **options})
 
 
-def test_the_loss_of_masked_tokens_is_refused() -> None:
-    plain, (clean, corrupted) = models.fresh("bert"), pair("bert")
+def test_losses_and_lines_that_models_do_not_have() -> None:
+    plain = models.fresh("bert")
     plain.config.mask_token_id = 4
     with pytest.raises(InputError, match="the clean run sees the masked tokens; use"):
-        am.attribute(am.load(plain), clean, corrupted, metric="loss")
-
-
-def test_integrated_gradients_need_one_stack() -> None:
+        am.attribute(am.load(plain), *pair("bert"), metric="loss")
     with pytest.raises(InputError, match='this model has several; use method="gradient"'):
         am.attribute(models.hooked("t5"), ["a"], ["b"], method="integrated", answers=[1], against=[2])

@@ -8,6 +8,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from by_hand import pair
 from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path_all_sources
 from transformer_lens.tools.analysis.attribution_patching import (
@@ -30,14 +31,6 @@ WITHIN = {F32: 1e-4, F64: 1e-9}
 by_dtype = pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 
 
-def prompts(pairs: int) -> tuple[Tensor, Tensor]:
-    """Clean and corrupted prompts that differ at tokens 2 and 5."""
-    clean = models.token_ids("gpt2", pairs)
-    corrupted = clean.clone()
-    corrupted[:, [2, 5]] = models.token_ids("gpt2", pairs, seed=8)[:, [2, 5]]
-    return clean, corrupted
-
-
 def judged(pairs: int) -> dict[str, Any]:
     return {"answers": torch.full((pairs,), ANSWER), "against": torch.full((pairs,), AGAINST)}
 
@@ -50,7 +43,7 @@ def metric(logits: Tensor) -> Tensor:
 @by_dtype
 def test_estimates_are_those_of_the_peer(dtype: torch.dtype) -> None:
     """Both average over pairs. The peer's embedding has no positions, which cancel in the difference of the runs."""
-    model, (clean, corrupted) = models.hooked("gpt2", dtype), prompts(3)
+    model, (clean, corrupted) = models.hooked("gpt2", dtype), pair("gpt2", 3)
     ours = am.attribute(model, clean, corrupted, nodes="heads+mlps", **judged(3))
     theirs = summed(attribution_patch(model.bridge, clean, corrupted, metric).node_scores, name_of)
     theirs.pop("embedding")
@@ -64,7 +57,7 @@ def test_estimates_are_those_of_the_peer(dtype: torch.dtype) -> None:
 
 def test_exact_effects_of_edges_between_heads_are_those_of_the_peer() -> None:
     """The peer patches the q, k or v of one later head with what one head writes in the clean run."""
-    model, (clean, corrupted) = models.hooked("gpt2", F64), prompts(1)
+    model, (clean, corrupted) = models.hooked("gpt2", F64), pair("gpt2", 1)
     ours = am.attribute(model, clean, corrupted, nodes="heads+mlps", edges=True, confirm=200, controls=0, **judged(1))
     assert isinstance(ours, am.results.EdgeAttribution) and ours.exact is not None
     exact = {
@@ -90,7 +83,7 @@ def test_exact_effects_of_edges_between_heads_are_those_of_the_peer() -> None:
 @by_dtype
 def test_faithfulness_is_what_the_peer_recovers(dtype: torch.dtype) -> None:
     """The peer keeps the edges of a circuit at each position; nothing else differs."""
-    model, (clean, corrupted) = models.hooked("gpt2", dtype), prompts(1)
+    model, (clean, corrupted) = models.hooked("gpt2", dtype), pair("gpt2", 1)
     edges = am.attribute(model, clean, corrupted, nodes="heads+mlps", edges=True, **judged(1))
     assert isinstance(edges, am.results.EdgeAttribution)
     circuit = edges.circuit(60)

@@ -10,7 +10,6 @@ import planted
 import pytest
 import torch
 from example_rows import TEXTS, naive, places, places_of, strongest, texts_of
-from torch import Tensor
 
 import attnmech as am
 from attnmech.methods.examples.formulas import RELATIONS, difference_of_halves, relations
@@ -39,14 +38,12 @@ def relation(query: int, key: int | None, ids: list[int]) -> str:
 
 @pytest.mark.core
 @pytest.mark.usefixtures("many_batches")
-@pytest.mark.parametrize("count", [60, 12])
-@pytest.mark.parametrize(("name", "layer", "head"), [("gpt2", 0, 3), ("llama", 1, 4)])
+@pytest.mark.parametrize(("name", "layer", "head", "count"), [("gpt2", 0, 3, 60), ("llama", 1, 4, 12)])
 def test_the_strongest_rows_of_each_half_are_those_of_a_search(name: str, layer: int, head: int, count: int) -> None:
     model, texts = models.hooked(name, torch.float64), TEXTS[:count]
     rows = naive(model, texts, layer, head)
     examples = am.examples(model, iter(texts), k=10)
     frame = examples.halves().set_index(["layer", "head"]).loc[(layer, head)]
-    assert places(examples.examples_of(layer, head)) == places_of(strongest(rows, 10))
     for half, number in HALVES:
         chosen = examples.examples_of(layer, head, half)
         assert places(chosen) == places_of(strongest([row for row in rows if row.text % 2 == number], 10))
@@ -56,8 +53,9 @@ def test_the_strongest_rows_of_each_half_are_those_of_a_search(name: str, layer:
         assert common[frame[f"{half}_relation"]] == max(common.values())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert"])
-@pytest.mark.parametrize("by", ["attention", "value_weighted"])
+@pytest.mark.parametrize(
+    ("name", "by"), [("gpt2", "value_weighted"), ("bert", "attention"), ("bert", "value_weighted")]
+)
 def test_the_relation_of_a_row_is_that_of_its_highest_key(name: str, by: str) -> None:
     """BERT's rows also see later tokens."""
     model, texts = models.hooked(name), texts_of(count=30, longest=19)
@@ -74,25 +72,6 @@ def test_the_relation_of_a_row_is_that_of_its_highest_key(name: str, by: str) ->
     expected = {"previous token", "2–8 back", "farther back", "same token"}
     expected |= {"itself", "first token"} if by != "attention" else set()
     assert seen >= expected | ({"next token", "later"} if name == "bert" else set())
-
-
-def previous(pattern: Tensor) -> Tensor:
-    """Head 3 attends to the previous token alone."""
-    pattern = pattern.clone()
-    pattern[:, 3] = torch.eye(pattern.shape[-1]).roll(-1, dims=1).to(pattern)
-    pattern[:, 3, 0] = torch.eye(pattern.shape[-1])[0].to(pattern)
-    return pattern
-
-
-def test_a_previous_token_head_is_the_same_in_both_halves() -> None:
-    model = models.hooked("gpt2")
-    with model.hooks({("pattern", 1): previous}):
-        examples = am.examples(model, iter(TEXTS), k=10)
-    row = examples.halves().set_index(["layer", "head"]).loc[(1, 3)]
-    for half, _ in HALVES:
-        # Few bigrams occur, and each is kept once.
-        assert row[f"{half}_count"] == row[f"{half}_rows"] >= 5 and row[f"{half}_relation"] == "previous token"
-    assert row["distance"] == 0 and row["p"] == 1
 
 
 @pytest.mark.core
@@ -128,7 +107,7 @@ def drawn(relations: list[str], texts: list[int], k: int, divisions: int = 4000)
     return real, sum(not value < real - 1e-9 for value in random) / divisions
 
 
-@pytest.mark.parametrize("k", [1, 4, 10])
+@pytest.mark.parametrize("k", [1, 10])
 def test_p_is_the_share_of_divisions_that_differ_as_much(k: int) -> None:
     rng = Random(k)
     rows = [[rng.choice(RELATIONS[2:5]) for _ in range(24)] for _ in range(6)]
@@ -161,13 +140,6 @@ def test_p_is_nan_without_rows_in_a_half() -> None:
     frame = examples.halves()
     assert frame["odd_rows"].eq(0).all() and frame["odd_relation"].eq("").all() and frame["even_rows"].gt(0).all()
     assert frame["p"].isna().all() and frame["distance"].isna().all()
-
-
-def test_merged_shards_have_the_halves_of_the_whole() -> None:
-    model = models.hooked("gpt2", torch.float64)
-    whole = am.examples(model, iter(TEXTS), k=3)
-    shards = [am.examples(model, iter(TEXTS), k=3, shard=(number, 4)) for number in range(4)]
-    assert shards[2].merged(*shards[:2], shards[3]).halves().equals(whole.halves())
 
 
 def test_cross_attention_has_no_relations() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.model.reading.unembedding import unembedding_of
 
 FINAL_NORMS = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm"}
 
@@ -60,20 +59,6 @@ def test_next_token_is_the_heads_part_of_the_next_tokens_logit(name: str) -> Non
             assert example.value == pytest.approx(values[example.text, example.position], rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", ["bloom", "gemma2", "qwen3"])
-def test_it_is_the_part_of_the_logit_in_residual_updates(name: str) -> None:
-    """At the last token but one, above the mean over all tokens of the vocabulary."""
-    model, ids = models.hooked(name, torch.float64), TEXTS[4][:6]
-    vocabulary = torch.arange(int(model.unembedding.shape[0]))  # type: ignore[union-attr]
-    logits = am.residual_updates(model, ids[:-1].expand(len(vocabulary), -1), answers=vocabulary).logits
-    expected = logits[..., ids[-1]] - logits.mean(dim=-1)
-    parts = torch.full_like(expected, torch.nan)
-    for example in am.examples(model, ids[None], by="next_token", k=10).to_frame("random").itertuples():
-        if example.position == len(ids) - 2:
-            parts[example.layer, example.head] = example.value
-    torch.testing.assert_close(parts, expected, rtol=1e-5, atol=1e-7)
-
-
 def test_the_last_token_has_no_next_one() -> None:
     """Neither in a list of texts nor beside longer texts, nor with padding on the left."""
     model = models.hooked("llama")
@@ -100,31 +85,13 @@ def test_some_layers_with_the_last() -> None:
         am.examples(model, iter(TEXTS), by="next_token", layers=[0, 1])
 
 
-def refusal(model: am.HookedModel, inputs: Any, **options: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        am.examples(model, inputs, by="next_token", **options)
-    return str(caught.value)
-
-
-def test_stacks_that_do_not_predict_the_next_token() -> None:
-    batch = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 4]]), "decoder_input_ids": torch.tensor([[2, 11, 12, 13]])}
-    t5, bert = models.hooked("t5"), models.hooked("bert")
-    needs = 'by="next_token" needs self-attention in a stack that predicts the next token; '
-    for stack in ("encoder", "cross"):
-        expected = f'{needs}the {stack} stack of {t5.name} does not. Use by="update".'
-        assert refusal(t5, iter([batch]), stack=stack) == expected
-    assert refusal(bert, models.token_ids("bert")) == f'{needs}{bert.name} does not. Use by="update".'
-
-
-def test_logits_must_be_one_norm_and_one_matrix() -> None:
-    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "decoder_input_ids": torch.tensor([[2, 11, 12, 13]])}
-    t5 = models.hooked("t5")
-    with pytest.raises(InputError) as expected:
-        unembedding_of(t5)
-    assert refusal(t5, iter([batch]), stack="decoder") == str(expected.value)
-    assert "with one norm and one matrix" in str(expected.value)
-
-
-def test_the_lead_names_the_statistic() -> None:
-    examples = am.examples(models.hooked("gpt2"), iter(TEXTS), by="next_token")
-    assert "heads by the head's direct addition to the next token's logit (60 texts)" in examples.lead
+def test_stacks_whose_logits_cannot_be_split() -> None:
+    t5, bert, batch = models.hooked("t5"), models.hooked("bert"), models.inputs_of("t5")
+    for model, inputs, stack, words in (
+        (t5, batch, "encoder", f'predicts the next token; the encoder stack of {t5.name} does not. Use by="update".'),
+        (t5, batch, "cross", f"the cross stack of {t5.name} does not"),
+        (bert, models.token_ids("bert"), None, f"{bert.name} does not"),
+        (t5, batch, "decoder", "with one norm and one matrix"),
+    ):
+        with pytest.raises(InputError, match=words):
+            am.examples(model, inputs, by="next_token", stack=stack)

@@ -18,27 +18,16 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("mass", "ratio", "low", "high", "verdict"),
     [
-        (0.29, 0.1, -0.01, 0.01, "not attending"),
-        (0.29, 9.0, 0.5, 0.6, "not attending"),
         (0.29, 0.1, NAN, NAN, "not attending"),
-        (0.3, 0.1, -0.01, 0.01, "resting"),
         (0.3, 0.1, -0.1, 0.1, "resting"),
-        (0.3, 0.1, 0.02, 0.11, "undecided"),
-        (0.3, 0.1, -0.11, 0.02, "undecided"),
-        (0.9, 0.1, -0.5, 0.5, "undecided"),
-        (0.9, 9.0, 0.05, 0.5, "undecided"),
         (0.9, 0.1, NAN, NAN, "undecided"),
         (0.9, NAN, -0.01, 0.01, "undecided"),
         (NAN, 0.1, -0.01, 0.01, "undecided"),
         (0.9, 0.5, 0.2, 0.3, "active"),
-        (0.9, 0.5, -0.3, -0.2, "active"),
         (0.9, float("inf"), 0.2, 0.3, "active"),
-        (0.9, 0.49, 0.2, 0.3, "subtle"),
-        (0.9, 0.49, -0.3, -0.2, "subtle"),
-        (0.9, 0.5, -0.01, 0.01, "unused"),
     ],
 )
-def test_each_case_of_the_rule(mass: float, ratio: float, low: float, high: float, verdict: str) -> None:
+def test_bounds_and_unknown_numbers(mass: float, ratio: float, low: float, high: float, verdict: str) -> None:
     assert verdict_of(mass, ratio, low, high, **BOUNDS) == verdict
 
 
@@ -47,6 +36,7 @@ def test_both_indicators_make_the_verdict(mass: float, ratio: float, one: float,
     low, high = sorted((one, two))
     verdict = verdict_of(mass, ratio, low, high, **BOUNDS)
     assert verdict in VERDICTS
+    assert (verdict == "not attending") == (mass < 0.3)
     assert (verdict == "resting") == (mass >= 0.3 and ratio < 0.5 and max(-low, high) <= 0.1)
     assert (verdict == "active") == (mass >= 0.3 and ratio >= 0.5 and max(low, -high) > 0.1)
     assert (verdict == "unused") == (mass >= 0.3 and ratio >= 0.5 and max(-low, high) <= 0.1)

@@ -203,10 +203,12 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype) 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "side"),
-    [(name, dtype, "right") for name, dtype in [*CASES, ("gpt_oss", F32)]]
-    + [(name, F64, "left") for name in ("gpt2", "llama", "bert", "bloom")]
-    + [("llama_bias", F32, "left"), ("opt", F32, "left")],
-)
+    [
+        *((name, F32, "right") for name in ("gpt_oss", "mpt3", "roberta", "qwen3_bias")), ("gemma2", F64, "right"),
+        *((name, F64, "left") for name in ("gpt2", "llama", "bert", "bloom")), ("llama_bias", F32, "left"),
+        ("opt", F32, "left"),
+    ],
+)  # fmt: skip
 def test_the_pairs_add_up_to_query_key_of_the_ledger(name: str, dtype: torch.dtype, side: str) -> None:
     hooked, inputs = models.hooked(name, dtype), models.padded(name, side, length=6)
     why, split = am.decompose_by_source(hooked, inputs), am.decompose_scores(hooked, inputs)
@@ -233,7 +235,7 @@ def test_the_pairs_add_up_to_query_key_of_the_ledger(name: str, dtype: torch.dty
                 assert int(part.keys_seen[text, query]) == len(seen)
 
 
-@pytest.mark.parametrize("name", ["bloom", "gemma2", "llama", "qwen3"])
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "qwen3"])
 def test_writers_give_the_same_one_at_a_time_and_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked, inputs = models.hooked(name, F64), models.padded(name, length=6)
     together = am.decompose_by_source(hooked, inputs)
@@ -245,96 +247,6 @@ def test_writers_give_the_same_one_at_a_time_and_together(name: str, monkeypatch
             # Cells that a text lacks hold arbitrary numbers.
             there = (one.key_at >= 0)[..., None, None]
             close(getattr(other, field) * there, getattr(one, field) * there, 1e-12)
-
-
-# -- models whose answer is known ----------------------------------------------------------------------------
-
-
-def test_a_head_that_writes_nothing_has_no_part_in_any_pair() -> None:
-    model = models.fresh("gpt2")
-    block = models.blocks_of(model)[0]
-    with torch.no_grad():
-        block.attn.c_proj.weight[2 * 4 : 3 * 4] = 0
-    why = am.decompose_by_source(am.load(model), models.token_ids("gpt2"))
-    for layer in (1, 2):
-        place = why.sources_of(layer).index("L0H2")
-        for head in range(5):
-            pairs = why.matrix(layer, head)
-            assert bool((pairs[place] == 0).all() and (pairs[:, place] == 0).all())
-            others = [n for n in range(len(pairs)) if n != place]
-            assert bool((pairs[others][:, others] != 0).all())
-
-
-def wired() -> Any:
-    """A Llama in which the queries of L1H3 read only the token's embedding, and its keys only what L0H1 wrote."""
-    model = models.fresh("llama")
-    first, second = models.blocks_of(model)
-    with torch.no_grad():
-        model.model.embed_tokens.weight[:, 8:] = 0
-        first.mlp.down_proj.weight[:16] = 0
-        W_O = first.self_attn.o_proj.weight.view(36, 6, 8)
-        W_O[:16] = 0
-        W_O[:, 1] = 0
-        W_O[8:16, 1] = torch.randn(8, 8, generator=torch.Generator().manual_seed(3))
-        second.self_attn.q_proj.weight.view(6, 8, 36)[3, :, 8:] = 0
-        W_K = second.self_attn.k_proj.weight.view(2, 8, 36)
-        W_K[1, :, :8] = 0
-        W_K[1, :, 16:] = 0
-    return model
-
-
-def test_a_wired_head_is_explained_by_its_wire() -> None:
-    hooked, ids = am.load(wired()), models.token_ids("llama", 1, 7)
-    why = am.decompose_by_source(hooked, ids, heads=[(1, 3)])
-    assert why.sources == ("token embedding", *(f"L0H{head}" for head in range(6)), "L0 MLP")
-    asks, answers = why.sources.index("token embedding"), why.sources.index("L0H1")
-    expected = am.decompose_scores(hooked, ids).terms["query_key"][0, 1, 3]
-    for query in range(1, 7):
-        pairs = why.matrix(1, 3, query)
-        key = int(why.parts[0].key_at[0, 0, query])
-        assert float(pairs[asks, answers]) == pytest.approx(float(expected[query, key]), abs=1e-5)
-        pairs[asks, answers] = 0
-        assert bool((pairs == 0).all())
-        line = why.explain(1, 3, query)
-        assert f"L1H3 at {query} “{ids[0, query]}” looks most at {key} “{ids[0, key]}”: score " in line
-        assert f"relative to the mean of the {query + 1} keys it sees" in line
-        assert ": L0H1 (key) × token embedding (query) " in line
-        beyond = float(expected[query, key] - expected[query, : query + 1].mean())
-        # All other terms are the same for all keys, since this model has no biases and no position term.
-        said = signed(beyond, ".2f")
-        assert f"score {said} relative to" in line and f"query_key gives {said}: " in line
-        assert f"{said} (100\u00a0%), " in line and "61 other pairs" in line
-    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees only one key, so its attention is fixed"
-
-
-def test_what_is_the_same_at_every_key_is_no_reason_to_look_at_one() -> None:
-    why = am.decompose_by_source(models.hooked("gpt2", F64), models.token_ids("gpt2"))
-    for layer in why.layers:
-        place = why.sources_of(layer).index("norm shift")
-        pairs = why.matrix(layer, 2)
-        beyond = why.matrix(layer, 2, contrast=True)
-        assert float(pairs[:, place].abs().max()) > 1e-3
-        assert float(beyond[:, place].abs().max()) < 1e-12
-        assert float(beyond[place].abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bert", "gemma2"])
-def test_a_head_that_writes_twice_as_much_counts_twice(name: str) -> None:
-    hooked, ids = models.hooked(name, F64), models.token_ids(name, 1, 5)
-
-    def doubled(z: Tensor) -> Tensor:
-        return z * torch.where(torch.arange(z.shape[2]) == 1, 2.0, 1.0)[:, None].to(z)
-
-    clean = am.decompose_by_source(hooked, ids, heads=[(1, 0)], cells=[(4, 2)])
-    with hooked.hooks({("z", 0): doubled}):
-        twice = am.decompose_by_source(hooked, ids, heads=[(1, 0)], cells=[(4, 2)])
-    assert twice.provenance.edits == ("z 0",)
-    one, other = clean.sources.index("L0H1"), clean.sources.index("L0H0")
-    ratios = twice.matrix(1, 0) / clean.matrix(1, 0)
-    # The norms' multipliers at the query and at the key differ too, by one number for all heads.
-    ratios = ratios / ratios[other, other]
-    for place, expected in (((one, one), 4), ((one, other), 2), ((other, one), 2)):
-        assert float(ratios[place]) == pytest.approx(expected, rel=1e-5 if name == "gemma2" else 1e-8)
 
 
 # -- cells, means and what is read off them ------------------------------------------------------------------
@@ -351,7 +263,7 @@ def test_the_mean_is_over_the_rows_that_have_a_choice() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama_bias", "bert"])
+@pytest.mark.parametrize("name", ["llama_bias", "bert"])
 def test_cells_of_ones_own_are_the_same_cells(name: str) -> None:
     hooked, ids = models.hooked(name, F64), models.token_ids(name, 2, 6)
     why = am.decompose_by_source(hooked, ids)
@@ -407,11 +319,10 @@ def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPat
     from attnmech.model.attention import attend as attention
 
     ids, hooked = models.token_ids("bloom", 2, 50), models.hooked("bloom", F64)
-    whole = [am.decompose_by_source(hooked, ids, cells=cells) for cells in (None, [(3, 1), (40, 2), (40, 39), (17, 0)])]
+    chosen = (None, [(3, 1), (40, 2), (40, 39), (17, 0)])
+    whole = [am.decompose_by_source(hooked, ids, cells=cells) for cells in chosen]
     monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
-    blocks = [
-        am.decompose_by_source(hooked, ids, cells=cells) for cells in (None, [(3, 1), (40, 2), (40, 39), (17, 0)])
-    ]
+    blocks = [am.decompose_by_source(hooked, ids, cells=cells) for cells in chosen]
     for one, other in zip(whole, blocks, strict=True):
         for part, same in zip(one.parts, other.parts, strict=True):
             assert torch.equal(part.key_at, same.key_at) and torch.equal(part.keys_seen, same.keys_seen)
@@ -455,6 +366,7 @@ def test_a_line_names_the_strongest_pairs_and_the_rest() -> None:
             whole, (source_q, source_k) = float(pairs.sum()), divmod(int(pairs.abs().argmax()), len(pairs))
             value = float(pairs[source_q, source_k])
             named = f": {why.sources[source_k]} (key) × {why.sources[source_q]} (query) {value:+.2f}"
+            assert f"L2H{head} at {query} “" in line and f"relative to the mean of the {query + 1} keys it sees" in line
             assert named + (f" ({100 * value / whole:.0f}\u00a0%), " if whole > 0 else ", ") in line
             assert f"query_key gives {whole:+.2f}: " in line
             assert line.count(" × ") == 3 and f"{len(pairs) ** 2 - 3} other pairs" in line
@@ -499,33 +411,11 @@ def test_one_token_has_no_choice() -> None:
 # -- what it leaves alone, and what it refuses ---------------------------------------------------------------
 
 
-def hook_counts(hooked: am.HookedModel) -> list[int]:
-    return [len(module._forward_hooks) for module in hooked.base.modules()]
-
-
-def test_nothing_stays_behind() -> None:
-    hooked, ids = models.hooked("bert"), models.token_ids("bert")
-    before = hook_counts(hooked)
-    logits = hooked.run(ids).logits
-    am.decompose_by_source(hooked, ids)
-    with hooked.hooks({("resid_pre", 1): lambda x: x + 1 + x.abs()}), pytest.raises(ExactnessError):
-        am.decompose_by_source(hooked, ids)
-    assert hook_counts(hooked) == before
-    assert torch.equal(hooked.run(ids).logits, logits)
-
-
-def test_a_result_stays_as_it_is_when_the_model_is_trained_on() -> None:
-    model = models.fresh("gpt2")
-    why = am.decompose_by_source(am.load(model), models.token_ids("gpt2"))
-    before = why.to_frame()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1).add_(0.01)
-    assert why.to_frame().equals(before)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
-@pytest.mark.parametrize("point", ["resid_pre", "attn_in", "attn_out", "q", "k", "scores"])
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [("gpt2", "resid_pre"), ("gpt2", "attn_out"), ("bert", "attn_in"), ("bert", "attn_out"), ("llama", "q"),
+     ("llama", "k"), ("llama", "scores")],
+)  # fmt: skip
 def test_a_hook_that_no_writer_explains_is_refused(name: str, point: str) -> None:
     hooked, ids = models.hooked(name), models.token_ids(name)
     layer = 0 if point == "attn_out" else 1
@@ -538,7 +428,7 @@ def test_a_hook_that_no_writer_explains_is_refused(name: str, point: str) -> Non
         am.decompose_by_source(hooked, ids, layers=[1])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
 @pytest.mark.parametrize("point", [("z", 0), ("mlp_out", 0), ("pattern", 0), ("v", 0), ("embed", None)])
 def test_a_hook_on_what_is_written_is_part_of_it(name: str, point: tuple[str, int | None]) -> None:
     hooked, ids = models.hooked(name), models.token_ids(name)
@@ -596,12 +486,8 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
 
     bad: list[tuple[Callable[[], Any], str]] = [
         (ask(layers=[3]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
-        (ask(layers=[]), "at least one layer"),
         (ask(heads="some"), r'`heads` must be "all" or a list of \(layer, head\); got \'some\''),
-        (ask(heads=[]), r'"all" or a list of \(layer, head\); got an empty list'),
-        (ask(heads=[5]), r"a list of \(layer, head\); got \[5\]"),
         (ask(heads=[(0, 5)]), r"`head` must be from 0 to 4 \(this model has 5 heads in each layer\); got 5"),
-        (ask(heads=[(3, 0)]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
         (ask(heads=[(1, 0)], layers=[0, 2]), "`heads` names layer 1, which is not in `layers`"),
         (ask(cells=[(7, 0)]), "`query` must be from 0 to 6; got 7"),
         (ask(cells=[(2, -1)]), "`key` must be from 0 to 6; got -1"),

@@ -1,6 +1,6 @@
 """The score ledger against the same terms computed from raw transformers weights, and results derived from it."""
 
-import copy
+import itertools
 import json
 import math
 import re
@@ -15,26 +15,19 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import ExactnessError, InputError, OutputError
+from attnmech.errors import ExactnessError, InputError
 from attnmech.model.stack import ledger
 from attnmech.results import score_terms
 
 F32, F64 = torch.float32, torch.float64
-LEDGERS = ("bloom", "bloom12", "bloom5", "gpt2", "llama", "llama_bias", "bert")
 CASES = [
-    (name, dtype, side)
-    for name in LEDGERS
-    for dtype in (F32, F64)
-    for side in ("right", "left")
-    if side == "right" or name in ("bloom", "bloom5", "llama", "llama_bias")
+    *(
+        (name, dtype, "right")
+        for name in ("bloom", "bloom5", "gpt2", "llama", "llama_bias", "bert")
+        for dtype in (F32, F64)
+    ),
+    *((name, dtype, "left") for name in ("bloom", "llama_bias") for dtype in (F32, F64)),
 ]
-FOLDED = [bool((place + place // 2) % 2) for place in range(len(CASES))]
-"""Whether the norm is folded in each case; values alternate over models and sides of padding."""
-
-
-def plain_run(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> Any:
-    with torch.no_grad():
-        return models.plain(name, dtype)(**inputs, output_hidden_states=True, output_attentions=True)
 
 
 def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
@@ -43,89 +36,42 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     assert difference <= tolerance * max(size, 1e-30), f"off by {difference:.2e}, largest {size:.2e}"
 
 
-def split_of(name: str, dtype: torch.dtype = F32, length: int = 7, **options: Any) -> am.results.ScoreDecomposition:
-    return am.decompose_scores(models.hooked(name, dtype), models.padded(name, length=length), **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "side", "fold_norm"), [(*case, folded) for case, folded in zip(CASES, FOLDED, strict=True)]
-)
-def test_every_term_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, side: str, fold_norm: bool) -> None:
-    model, inputs = models.plain(name, dtype), models.padded(name, side, length=5)
-    split = am.decompose_scores(models.hooked(name, dtype), inputs, fold_norm=fold_norm)
-    output, mask = plain_run(name, dtype, inputs), inputs["attention_mask"]
-    pairs = reference.visible(model, mask) & mask.bool()[:, None, :, None]
-    real = mask.bool()[:, None, :, None] & mask.bool()[:, None, None, :]
-    # transformers itself gives NaN above that in float64, for rows that see no key.
-    layers = 2 if (dtype, side) == (F64, "left") else model.config.num_hidden_layers
-    for layer in range(layers):
-        x = reference.attention_input(model, layer, output.hidden_states[layer])
+@pytest.mark.core
+@pytest.mark.parametrize(("name", "dtype", "side"), CASES)
+def test_every_term_is_what_the_raw_weights_give_and_they_add_up(name: str, dtype: torch.dtype, side: str) -> None:
+    """The terms of every layer on the stream that enters it; their sum is the score that the model used."""
+    model, hooked, inputs = models.plain(name, dtype), models.hooked(name, dtype), models.padded(name, side)
+    splits = {fold_norm: am.decompose_scores(hooked, inputs, fold_norm=fold_norm) for fold_norm in (False, True)}
+    acts, mask = hooked.run(inputs, points=["scores", "resid_pre"]), inputs["attention_mask"]
+    # In float64, transformers gives NaN for rows that see no key.
+    given = models.plain(name, F32 if side == "left" else dtype)
+    with torch.no_grad():
+        attentions = given(**inputs, output_attentions=True).attentions
+    real = mask.bool()
+    rows, both = real[:, None, :, None], real[:, None, :, None] & real[:, None, None, :]
+    visible, tolerance = reference.visible(model, mask) & rows, 1e-5 if dtype == F32 else 1e-12
+    for (fold_norm, split), layer in itertools.product(splits.items(), range(hooked.n_layers)):
+        scores = acts["scores", layer]
+        x = reference.attention_input(model, layer, acts["resid_pre", layer])
         expected = reference.terms(model, layer, x, mask, fold_norm)
         assert set(split.terms) == set(expected)
-        # In float64, transformers computes some softmaxes in float32, so only layer 0 has inputs of full precision.
-        tolerance = 1e-5 if dtype == F32 else 1e-12 if layer == 0 else 1e-6
+        terms = {term: value[:, layer].expand_as(scores) for term, value in split.terms.items()}
         for term, value in expected.items():
-            ours = split.terms[term][:, layer].expand_as(value)
+            keep = both.expand_as(value)
             # ALiBi's slopes are computed in float32 in every model.
-            limit = max(tolerance, 1e-6) if term == "position" else tolerance
-            keep = real.expand_as(value)
-            close(ours[keep], value[keep], limit)
-        if (dtype, side) == (F64, "left"):
-            continue
-        total = sum(value for term, value in expected.items() if term != "mask")
-        pattern = torch.softmax(total.masked_fill(~pairs, -1e30), dim=-1)
-        close(
-            (pattern * pairs)[real.expand_as(pattern)],
-            (output.attentions[layer] * pairs)[real.expand_as(pattern)],
-            1e-5 if dtype == F32 else 1e-6,
-        )
-
-
-@pytest.mark.core
-@pytest.mark.parametrize(
-    ("name", "dtype", "side", "fold_norm"), [(*case, not folded) for case, folded in zip(CASES, FOLDED, strict=True)]
-)
-def test_the_terms_add_up_to_the_scores_the_model_used(
-    name: str, dtype: torch.dtype, side: str, fold_norm: bool
-) -> None:
-    hooked, inputs = models.hooked(name, dtype), models.padded(name, side)
-    split = am.decompose_scores(hooked, inputs, fold_norm=fold_norm)
-    acts = hooked.run(inputs, points=["scores", "pattern", "resid_pre"])
-    nan_in_transformers = (dtype, side) == (F64, "left")
-    attentions = plain_run(name, F32 if nan_in_transformers else dtype, inputs).attentions
-    mask = inputs["attention_mask"].bool()
-    expected = reference.visible(models.plain(name, dtype), inputs["attention_mask"]) & mask[:, None, :, None]
-    assert split.visible.shape == (3, hooked.n_layers, 1, 7, 7)
-    tolerance = 1e-5 if dtype == F32 else 1e-12
-    assert split.residual.shape == split.largest.shape == (hooked.n_layers, hooked.n_heads)
-    assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= tolerance
-    for layer in range(hooked.n_layers):
-        seen = split.visible[:, layer]
-        assert torch.equal(seen, expected)
-        scores = acts["scores", layer]
-        keep = seen.expand_as(scores)
-        total = sum(term[:, layer].expand_as(scores) for name_, term in split.terms.items() if name_ != "mask")
+            close(terms[term][keep], value[keep], 1e-6 if term == "position" and dtype == F64 else tolerance)
+        keep, total = visible.expand_as(scores), sum(value for term, value in terms.items() if term != "mask")
+        assert torch.equal(split.visible[:, layer], visible)
         close(total[keep], scores[keep], tolerance)
-        masked = total + split.terms["mask"][:, layer]
-        rows = mask[:, None, :, None].expand_as(scores)
-        ours = torch.softmax(masked, dim=-1)
-        single = dtype == F32 or nan_in_transformers
-        close(ours[rows], attentions[layer][rows].to(dtype), 1e-5 if single else 1e-6)
+        ours, here = torch.softmax(total + terms["mask"], dim=-1), rows.expand_as(scores)
+        close(ours[here], attentions[layer][here].to(dtype), 1e-5 if given.dtype == F32 else 1e-6)
         largest = scores.masked_fill(~keep, 0.0).abs().amax(dim=(0, 2, 3))
         torch.testing.assert_close(split.largest[layer].to(scores), largest, rtol=1e-6, atol=0)
+        assert float((split.residual[layer] / split.largest[layer].max()).max()) <= tolerance
 
 
-@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama_bias", "bert"])
-def test_the_terms_hold_to_full_precision_in_every_layer(name: str) -> None:
-    hooked, inputs = models.hooked(name, F64), models.padded(name, length=4, batch=2)
-    split = am.decompose_scores(hooked, inputs)
-    acts = hooked.run(inputs, points=["resid_pre"])
-    for layer in range(hooked.n_layers):
-        model = models.plain(name, F64)
-        x = reference.attention_input(model, layer, acts["resid_pre", layer])
-        expected = reference.terms(model, layer, x, inputs["attention_mask"])
-        for term in ("query_key", "key_bias", "query_bias", "constant"):
-            close(split.terms[term][:, layer].expand_as(expected[term]), expected[term], 1e-12)
+def split_of(name: str, dtype: torch.dtype = F32, length: int = 7, **options: Any) -> am.results.ScoreDecomposition:
+    return am.decompose_scores(models.hooked(name, dtype), models.padded(name, length=length), **options)
 
 
 def test_positions_that_a_caller_gives_turn_the_queries_and_keys() -> None:
@@ -143,7 +89,7 @@ def test_positions_that_a_caller_gives_turn_the_queries_and_keys() -> None:
         )
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 6, 7, 8, 11, 20])
+@pytest.mark.parametrize("heads", [1, 6, 8, 11])
 def test_alibi_term_on_any_number_of_heads(heads: int) -> None:
     hooked = am.load(models.randomised(models.bloom(heads=heads, d_head=2, layers=1)))
     split = am.decompose_scores(hooked, torch.arange(3, 12)[None])
@@ -154,90 +100,27 @@ def test_alibi_term_on_any_number_of_heads(heads: int) -> None:
 # -- which terms there are, and along which axes they change -------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "present"),
-    [
-        ("bloom", {"query_key", "key_bias", "query_bias", "constant", "position", "mask"}),
-        ("gpt2", {"query_key", "key_bias", "query_bias", "constant", "mask"}),
-        ("bert", {"query_key", "key_bias", "query_bias", "constant", "mask"}),
-        ("llama_bias", {"query_key", "key_bias", "query_bias", "constant", "mask"}),
-        ("llama", {"query_key", "mask"}),
-    ],
-)
-def test_terms_that_a_model_has_not_are_absent(name: str, present: set[str]) -> None:
-    terms = split_of(name).terms
-    assert set(terms) == present
-    assert len(terms) == len(present)
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_terms_that_a_model_has_not_are_absent_and_others_broadcast(name: str) -> None:
+    hooked, split = models.hooked(name), split_of(name)
+    biases = set() if name == "llama" else {"key_bias", "query_bias", "constant"}
+    present = {"query_key", "mask"} | biases | ({"position"} if name == "bloom" else set())
+    assert set(split.terms) == present and len(split.terms) == len(present)
     for absent in {"key_bias", "position"} - present:
         with pytest.raises(KeyError, match=f"no term '{absent}'; they have query_key"):
-            terms[absent]
-
-
-@pytest.mark.parametrize("name", models.FAMILIES)
-def test_terms_broadcast_to_all_axes(name: str) -> None:
-    hooked, split = models.hooked(name), split_of(name)
+            split.terms[absent]
     full = (3, hooked.n_layers, hooked.n_heads, 7, 7)
     for term in split.terms.values():
-        assert torch.broadcast_shapes(term.shape, full) == full
-        assert term.shape[1] == hooked.n_layers
+        assert torch.broadcast_shapes(term.shape, full) == full and term.shape[1] == hooked.n_layers
     if hooked.architecture.rotary is None:
-        assert split.terms["key_bias"].shape[3] == 1
-        assert split.terms["query_bias"].shape[4] == 1
-        assert split.terms["constant"].shape[3:] == (1, 1)
+        shapes = [split.terms[term].shape[3:] for term in ("key_bias", "query_bias", "constant")]
+        assert shapes == [(1, 7), (7, 1), (1, 1)]
 
 
 def test_terms_other_than_the_mask_are_unmasked() -> None:
     split = split_of("gpt2")
     assert bool((split.terms["query_key"][..., 0, 1:] != 0).all())
     assert set(split.terms["mask"].unique().tolist()) == {0.0, torch.finfo(F32).min}
-
-
-def test_without_biases_folding_the_norm_of_llama_changes_nothing() -> None:
-    once, folded = split_of("llama"), split_of("llama", fold_norm=True)
-    assert torch.equal(once.terms["query_key"], folded.terms["query_key"])
-
-
-def test_folding_moves_the_shift_from_query_key_to_the_biases() -> None:
-    once, folded = split_of("gpt2", F64), split_of("gpt2", F64, fold_norm=True)
-    assert float((once.terms["query_key"] - folded.terms["query_key"]).abs().max()) > 1e-2
-    assert folded.provenance.options["fold_norm"] is True
-    total, other = (sum(v for n, v in s.terms.items() if n != "mask") for s in (once, folded))
-    torch.testing.assert_close(total, other, rtol=0, atol=1e-12)
-
-
-# -- which biases matter -------------------------------------------------------------------------------------
-
-
-def without_key_bias(name: str) -> Any:
-    model = models.fresh(name)
-    with torch.no_grad():
-        for block in models.blocks_of(model):
-            kind = reference.family(model)
-            if kind == "bloom":
-                block.self_attention.query_key_value.bias.view(model.config.n_head, 3, -1)[:, 1] = 0
-            elif kind == "gpt2":
-                block.attn.c_attn.bias.view(3, -1)[1] = 0
-            elif kind == "bert":
-                block.attention.self.key.bias.zero_()
-            else:
-                block.self_attn.k_proj.bias.zero_()
-    return model
-
-
-@pytest.mark.parametrize("name", ["bloom", "gpt2", "bert"])
-def test_key_bias_of_the_projection_is_inert_without_rotary(name: str) -> None:
-    inputs = models.padded(name)
-    changed = am.load(without_key_bias(name)).run(inputs, points=["pattern"])
-    before = models.hooked(name).run(inputs, points=["pattern"])
-    real = inputs["attention_mask"].bool()[None, :, None, :, None].expand_as(before["pattern"])
-    assert float((changed["pattern"] - before["pattern"])[real].abs().max()) <= 1e-6
-
-
-def test_key_bias_of_the_projection_matters_with_rotary() -> None:
-    ids = models.token_ids("llama_bias")
-    changed = am.load(without_key_bias("llama_bias")).run(ids, points=["pattern"])
-    before = models.hooked("llama_bias").run(ids, points=["pattern"])
-    assert float((changed["pattern"] - before["pattern"]).abs().max()) > 1e-2
 
 
 # -- shares --------------------------------------------------------------------------------------------------
@@ -275,7 +158,7 @@ def naive_shares(
     return keys, shares
 
 
-@pytest.mark.parametrize("rank", [0, 1, 4])
+@pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize(
     ("name", "survives"),
     [
@@ -294,21 +177,6 @@ def test_shares_are_those_of_the_definition(name: str, survives: list[str], rank
     assert torch.equal(shares.key, keys)
     for term in survives:
         torch.testing.assert_close(shares[term], expected[term], rtol=0, atol=1e-12, equal_nan=True)
-
-
-def test_shares_sum_to_one_and_row_0_of_a_causal_model_has_none() -> None:
-    for name in ("bloom", "gpt2", "llama_bias", "bert"):
-        split = split_of(name)
-        shares = split.shares(0)
-        total = torch.stack(list(shares.values())).sum(0)
-        valid = ~total.isnan()
-        torch.testing.assert_close(total[valid], torch.ones_like(total[valid]))
-        assert all(bool(((v >= 0) | v.isnan()).all()) for v in shares.values())
-        assert bool(total[..., 0].isnan().all()) == (name != "bert")
-        assert bool(total[0, ..., 1:].isfinite().all())
-        padding = ~split.real[:, None, None, :].expand_as(total)
-        assert bool(total[padding].isnan().all())
-        assert bool((shares.key[padding] == -1).all())
 
 
 # -- contrast ------------------------------------------------------------------------------------------------
@@ -445,8 +313,7 @@ def test_layers_chosen_at_once_or_afterwards_are_the_same() -> None:
     assert torch.equal(chosen.shares(1).key, whole.shares(1).key[:, [2, 0]])
 
 
-@pytest.mark.parametrize("name", models.FAMILIES)
-@pytest.mark.parametrize("fold_norm", [False, True])
+@pytest.mark.parametrize(("name", "fold_norm"), [("bloom", True), ("llama", False)])
 def test_a_saved_result_comes_back_whole(name: str, fold_norm: bool, tmp_path: Path) -> None:
     split = split_of(name, fold_norm=fold_norm)
     back = am.load_result(split.save(tmp_path / "split.safetensors"))
@@ -461,18 +328,6 @@ def test_a_saved_result_comes_back_whole(name: str, fold_norm: bool, tmp_path: P
     pd.testing.assert_frame_equal(back.to_frame(), split.to_frame(), rtol=1e-4)
 
 
-def test_what_is_no_saved_result_is_refused(tmp_path: Path) -> None:
-    junk = tmp_path / "junk.safetensors"
-    junk.write_bytes(b"not a result")
-    with pytest.raises(InputError, match="is not a result that attnmech saved"):
-        am.load_result(junk)
-    with pytest.raises(InputError, match="there is no file"):
-        am.load_result(tmp_path / "none")
-    with pytest.raises(OutputError, match="there is no folder"):
-        split_of("gpt2").save(tmp_path / "missing" / "x.safetensors")
-    assert list(tmp_path.iterdir()) == [junk]
-
-
 def test_the_frame_has_a_row_a_head() -> None:
     split = split_of("bloom", layers=[1])
     frame = split.to_frame()
@@ -480,31 +335,6 @@ def test_the_frame_has_a_row_a_head() -> None:
     shares = split.shares(0)
     assert frame.position_share[2] == pytest.approx(float(shares["position"][:, 0, 2].nanmean()))
     assert frame.residual[1] == float(split.residual[1, 1])
-
-
-def test_a_result_stays_as_it_is_when_the_model_is_trained_on() -> None:
-    for name in models.FAMILIES:
-        model = models.fresh(name)
-        hooked = am.load(model)
-        for fold_norm in (False, True):
-            split = am.decompose_scores(hooked, models.token_ids(name), fold_norm=fold_norm)
-            before = {term: value.clone() for term, value in split.terms.items()}
-            weights = split.provenance.weights
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.mul_(1.1).add_(0.01)
-            for term, value in before.items():
-                assert torch.equal(split.terms[term], value)
-            assert hooked.weights_hash != weights
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.sub_(0.01).div_(1.1)
-
-
-def test_the_hash_of_the_weights_tells_models_apart() -> None:
-    one, same, other = (am.load(models.fresh("gpt2", seed=seed)) for seed in (0, 0, 1))
-    assert one.weights_hash == same.weights_hash != other.weights_hash
-    assert split_of("gpt2").provenance.weights == one.weights_hash
 
 
 # -- refusals ------------------------------------------------------------------------------------------------
@@ -522,8 +352,7 @@ def test_a_term_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert split.terms["key_bias"].shape == (3, 2, 3, 1, 7)
 
 
-@pytest.mark.parametrize("name", models.FAMILIES)
-@pytest.mark.parametrize("point", ["q", "k", "scores"])
+@pytest.mark.parametrize(("name", "point"), [("bloom", "q"), ("bloom", "scores"), ("llama", "q"), ("llama", "k")])
 def test_a_hook_that_changes_the_scores_is_not_explained_away(name: str, point: str) -> None:
     hooked = models.hooked(name)
     with hooked.hooks({(point, 1): lambda x: x * 1.01}), pytest.raises(ExactnessError, match="layer 1, head"):
@@ -551,9 +380,10 @@ def strong_and_weak(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("share", [0.5, 1e-3])
-@pytest.mark.parametrize(("name", "weak"), [("gpt2", 1), ("llama_bias", 2)])
+@pytest.mark.parametrize(
+    ("name", "weak", "share", "dtype"),
+    [("gpt2", 1, 0.5, F32), ("gpt2", 1, 1e-3, F64), ("llama_bias", 2, 0.5, F64), ("llama_bias", 2, 1e-3, F32)],
+)
 def test_noise_in_a_weak_head_beside_a_strong_one_is_refused(
     name: str, weak: int, share: float, dtype: torch.dtype
 ) -> None:
@@ -577,8 +407,13 @@ def test_noise_in_a_weak_head_beside_a_strong_one_is_refused(
     assert "ledger" in {check.name for check in certificate.failed}
 
 
-@pytest.mark.parametrize("dtype", [F32, F64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama_bias", "qwen3_bias", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("bloom", torch.bfloat16), ("bloom", torch.float16), ("gpt2", F32), ("llama_bias", F64),
+        ("qwen3_bias", torch.float16), ("gemma2", torch.bfloat16), ("gpt_neox", F32),
+    ],
+)  # fmt: skip
 def test_what_rounding_leaves_is_well_within_what_it_explains(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,19 +426,11 @@ def test_what_rounding_leaves_is_well_within_what_it_explains(
 
     monkeypatch.setattr(ledger, "require_exact", recorded)
     hooked = am.load(models.fresh(name), dtype=dtype)
-    am.decompose_scores(hooked, models.padded(name, "left"))
+    split = am.decompose_scores(hooked, models.padded(name, "left"))
+    assert split.terms["query_key"].dtype == torch.promote_types(dtype, F32)
     am.decompose_scores(hooked, models.token_ids(name, 2, 15), fold_norm=True)
     assert len(excess) == 2 * hooked.n_layers
     assert max(excess) < 0.5
-
-
-def test_a_hook_upstream_of_the_scores_is_part_of_them() -> None:
-    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    with hooked.hooks({("resid_pre", 1): lambda x: x + 1 + torch.arange(20.0)}):
-        changed = am.decompose_scores(hooked, ids)
-    clean = am.decompose_scores(hooked, ids)
-    assert torch.equal(changed.terms["query_key"][:, 0], clean.terms["query_key"][:, 0])
-    assert not torch.allclose(changed.terms["query_key"][:, 1], clean.terms["query_key"][:, 1])
 
 
 def test_nan_in_the_scores_is_refused() -> None:
@@ -621,12 +448,9 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
     split = am.decompose_scores(hooked, ids, layers=[0, 2])
     bad: list[tuple[Any, str]] = [
         (lambda: am.decompose_scores(hooked, ids, layers=[3]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
-        (lambda: am.decompose_scores(hooked, ids, layers=[-1]), r"from 0 to 2 .* got -1"),
         (lambda: am.decompose_scores(hooked, ids, layers=[]), "at least one layer"),
-        (lambda: am.decompose_scores(hooked, ids, layers=[True]), r"must be a list of ints; got \[True\]"),
         (lambda: split.select([1]), r"one of the layers decomposed, \[0, 2\]; got 1"),
         (lambda: split.shares(7), r"`rank` must be from 0 to 6 \(0 is the highest score\); got 7"),
-        (lambda: split.shares(-1), "got -1"),
         (lambda: split.contrast(7, 0, 1), "`query` must be from 0 to 6; got 7"),
         (lambda: split.contrast(4, -1, 1), "`key_a` must be from 0 to 6; got -1"),
         (lambda: split.contrast(4, 0, 9), "`key_b` must be from 0 to 6; got 9"),
@@ -641,22 +465,11 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.plot("row_ledger", query=7), r"`query` must be from 0 to 6 \(the text has 7 tokens\); got 7"),
         (lambda: split.plot("nothing"), "`figure` must be one of attention_map, "),
         (lambda: split.show("nothing"), "`figure` must be one of attention_map, "),
-        (lambda: split.show(layer=1), "`layer` must be one of the layers"),
         (lambda: split.show(head=5), "`head` must be from 0 to 4; got 5"),
     ]
     for call, message in bad:
         with pytest.raises(InputError, match=message):
             call()
-
-
-def test_an_attention_that_goes_around_attnmech_is_refused_by_name() -> None:
-    model = models.fresh("llama")
-    attention = models.blocks_of(model)[1].self_attn
-    attention.forward = lambda hidden_states, **kwargs: (attention.o_proj(attention.q_proj(hidden_states)), None)
-    with pytest.warns(UserWarning, match="NOT certified"):
-        hooked = am.load(model)
-    with pytest.raises(am.AttnmechError):
-        am.decompose_scores(hooked, models.token_ids("llama"))
 
 
 def test_one_token_and_one_text() -> None:
@@ -676,16 +489,3 @@ def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPat
     blocks = am.decompose_scores(models.hooked("bloom", F64), ids)
     torch.testing.assert_close(blocks.residual, whole.residual, rtol=0, atol=1e-12)
     torch.testing.assert_close(blocks.largest, whole.largest, rtol=1e-12, atol=0)
-
-
-def test_half_precision_models_keep_to_their_own_tolerance() -> None:
-    for dtype, tolerance in ((torch.bfloat16, 3e-2), (torch.float16, 4e-3)):
-        hooked = am.load(models.fresh("bloom"), dtype=dtype)
-        split = am.decompose_scores(hooked, models.token_ids("bloom"))
-        assert float(split.residual.max() / split.largest.max()) <= tolerance
-        assert split.terms["query_key"].dtype == F32
-
-
-def test_the_copy_of_a_result_is_equal() -> None:
-    split = split_of("bloom")
-    assert torch.equal(copy.deepcopy(split).terms["query_key"], split.terms["query_key"])

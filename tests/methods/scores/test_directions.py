@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import ExactnessError, InputError, UnsupportedModelError
+from attnmech.errors import ExactnessError, InputError
 from attnmech.methods.scores import decompose_by_source as decomposition_by_source
 
 F32, F64 = torch.float32, torch.float64
@@ -47,9 +47,14 @@ DIRECTIONS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("kind", DIRECTIONS)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "bloom", "bert", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [
+        ("gpt2", "two", F32), ("llama", "overcomplete", F64), ("gemma2", "dictionary", F32), ("bloom", "no bias", F64),
+        ("bert", "bad", F32), ("qwen3", "two", F64), ("gpt2", "dictionary", F64), ("llama", "bad", F32),
+        ("gemma2", "bad", F64), ("bert", "overcomplete", F64),
+    ],
+)  # fmt: skip
 def test_the_pairs_add_up_to_query_key_whatever_the_directions(name: str, kind: str, dtype: torch.dtype) -> None:
     hooked, inputs = models.hooked(name, dtype), models.padded(name, length=6)
     why = am.decompose_by_source(hooked, inputs, layers=[1], directions=DIRECTIONS[kind](hooked.d_model))
@@ -142,8 +147,7 @@ def test_every_pair_is_what_the_plain_model_gives(name: str, kind: str) -> None:
             assert top["contribution"] == pytest.approx(float(expected[best]), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
-@pytest.mark.parametrize("spare", [0, 7])
+@pytest.mark.parametrize(("name", "spare"), [("gpt2", 0), ("llama", 7)])
 def test_directions_that_span_the_stream_leave_no_rest(name: str, spare: int) -> None:
     hooked = models.hooked(name, F64)
     directions = vectors(hooked.d_model + spare, hooked.d_model)
@@ -152,35 +156,6 @@ def test_directions_that_span_the_stream_leave_no_rest(name: str, spare: int) ->
     for head in range(hooked.n_heads):
         pairs = why.matrix(1, head)
         assert float(torch.cat([pairs[rest], pairs[:, rest]]).abs().max()) <= 1e-10 * float(pairs.abs().max())
-
-
-# -- models whose answer is known ----------------------------------------------------------------------------
-
-
-def test_a_head_that_attends_from_one_direction_to_another_has_its_score_from_that_pair() -> None:
-    """L0H1 reads direction A into its queries and direction B into its keys; nothing else."""
-    model = models.fresh("gpt2", F64)
-    attention, norm = models.blocks_of(model)[0].attn, models.blocks_of(model)[0].ln_1
-    basis = torch.randn(20, 20, generator=torch.Generator().manual_seed(5), dtype=F64)
-    basis[:, 0] = 1.0  # the others are orthogonal to the mean, which the norm subtracts
-    one, other, third = torch.linalg.qr(basis).Q.T[1:4]
-    with torch.no_grad():
-        norm.weight.fill_(1.0)
-        norm.bias.zero_()
-        W_Q, W_K = (attention.c_attn.weight[:, start + 4 : start + 8] for start in (0, 20))
-        W_Q.copy_(30.0 * one[:, None] * torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=F64))
-        W_K.copy_(30.0 * other[:, None] * torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=F64))
-    hooked, ids = am.load(model), models.token_ids("gpt2", 1, 7)
-    directions = {"C": third, "A": 2.0 * one, "B": -other}
-    why = am.decompose_by_source(hooked, ids, heads=[(0, 1)], directions=directions)
-    query_key = am.decompose_scores(hooked, ids).terms["query_key"][0, 0, 1]
-    for query in range(7):
-        pairs, key = why.matrix(0, 1, query), int(why.parts[0].key_at[0, 0, query])
-        carried = float(pairs[1, 2])
-        assert carried == pytest.approx(float(query_key[query, key]), rel=1e-9) and abs(carried) > 0.05
-        pairs[1, 2] = 0
-        assert float(pairs.abs().max()) < 1e-9 * abs(carried)
-        assert why.pairs(0, 1, query, top=1).iloc[0].tolist()[:2] == ["A", "B"]
 
 
 def test_dependent_directions_share_what_they_explain_and_the_result_says_so() -> None:
@@ -308,11 +283,6 @@ def test_a_hook_on_the_stream_is_part_of_it_and_one_on_attn_in_is_refused() -> N
         am.decompose_by_source(hooked, ids, layers=[1], directions=directions)
 
 
-def test_a_stream_that_is_no_sum_of_points_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="its stacks share one embedding"):
-        am.decompose_by_source(models.hooked("t5"), torch.tensor([[3, 4]]), directions=vectors(2, 24))
-
-
 def test_features_that_take_too_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decomposition_by_source, "MAX_BYTES", 20_000)
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
@@ -336,11 +306,9 @@ def test_directions_that_are_none_are_named_with_what_to_try(unchecked: None) ->
     wide = "must be a vector of 20 numbers, the width of the stream; got"
     bad: list[tuple[Any, str]] = [
         ({"a": torch.ones(19)}, f"direction 'a' {wide} a Tensor of torch.float32 \\[19\\]"),
-        ({"a": torch.ones(1, 20)}, f"direction 'a' {wide}"),
         ({"a": 3.0}, f"direction 'a' {wide} 3.0"),
         ({"a": "up"}, "direction 'a' must be a vector of 20 numbers; got 'up'"),
         ({"a": ["up"] * 20}, "direction 'a' must be a vector of 20 numbers; got"),
-        ({"a": None}, "direction 'a' must be a vector of 20 numbers"),
         ({"a": one, "b": torch.zeros(20)}, "direction 'b' must not be zero"),
         ({"a": one * nan}, "direction 'a' must hold finite real numbers"),
         ({"a": one * 1j}, "direction 'a' must hold finite real numbers"),
@@ -348,7 +316,6 @@ def test_directions_that_are_none_are_named_with_what_to_try(unchecked: None) ->
         ({3: one}, "names of `directions` must be strings other than rest, bias, other features, norm shift; got 3"),
         ({"rest": one}, "names of `directions` must be strings other than .*; got 'rest'"),
         (torch.ones(2, 20), "`directions` must map names to vectors, or have `encode` and `W_dec`"),
-        ([one], "`directions` must map names to vectors"),
         (changed(W_dec=None), r"`directions.W_dec` must be a tensor \[feature, 20\]; got None"),
         (
             changed(W_dec=torch.ones(20, 6)),
