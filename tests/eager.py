@@ -1,6 +1,5 @@
 """transformers' results for a text in eager attention: the reference for trained decoders of Llama's layout."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,40 +15,20 @@ class Raw:
 
     def __init__(self, plain: Any, ids: Tensor) -> None:
         self.plain, self.ids = plain, ids
-        self.d_head = plain.config.head_dim
-        self.group = plain.config.num_attention_heads // plain.config.num_key_value_heads
-        self.values: dict[int, Tensor] = {}
-
-        def keep(number: int) -> Callable[..., None]:
-            return lambda _, __, out: self.values.update({number: out[0]})
-
-        hooks = [
-            layer.self_attn.v_proj.register_forward_hook(keep(number))
-            for number, layer in enumerate(plain.model.layers)
-        ]
         with torch.no_grad():
-            found = plain(ids, output_attentions=True, output_hidden_states=True)
-        for hook in hooks:
-            hook.remove()
+            found = plain(ids, output_attentions=True)
         self.logits = found.logits[0]
         self.pattern = torch.cat(found.attentions)  # [layer head query key]
-        self.streams = torch.cat(found.hidden_states)  # [layer position d_model]
         self.loss = loss(found.logits, ids)
 
-    def value(self, layer: int, head: int) -> Tensor:
-        at = head // self.group * self.d_head
-        return self.values[layer][:, at : at + self.d_head]
+    def without(self, layer: int, head: int) -> float:
+        """The change of the loss if one head's z is 0."""
+        d_head = self.plain.config.head_dim
 
-    def z(self, layer: int, head: int) -> Tensor:
-        return self.pattern[layer, head] @ self.value(layer, head)
+        def zeroed(_: Any, z: tuple[Tensor]) -> None:
+            z[0][0, :, head * d_head : (head + 1) * d_head] = 0
 
-    def effect(self, layer: int, head: int, z: Tensor) -> float:
-        """The change of the loss if one head's z is replaced."""
-
-        def replaced(_: Any, given: tuple[Tensor]) -> None:
-            given[0][0, :, head * self.d_head : (head + 1) * self.d_head] = z
-
-        hook = self.plain.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(replaced)
+        hook = self.plain.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(zeroed)
         try:
             with torch.no_grad():
                 return loss(self.plain(self.ids).logits, self.ids) - self.loss

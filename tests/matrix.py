@@ -239,22 +239,6 @@ def first_logits(logits: Tensor, batch: Any) -> Tensor:
 # -- calls -----------------------------------------------------------------------------------------------------
 
 Call = Callable[[Subject], Any]
-CALLS: Final[dict[str, Call]] = {}
-"""The calls, by the names in the table."""
-OF_A_STACK: Final[set[str]] = set()
-"""The calls that concern one stack of a model with several."""
-
-
-def call(name: str, *, of_a_stack: bool = False) -> Callable[[Call], Call]:
-    """Adds a function to the calls."""
-
-    def added(function: Call) -> Call:
-        CALLS[name] = function
-        if of_a_stack:
-            OF_A_STACK.add(name)
-        return function
-
-    return added
 
 
 def look(result: Any, folder: Path) -> None:
@@ -274,14 +258,12 @@ def _needed(method: Callable[..., Any]) -> list[str]:
     return [name for name, each in signature(method).parameters.items() if each.default is Parameter.empty]
 
 
-@call("certify")
 def _certify(of: Subject) -> Any:
     certificate = am.certify(of.model)
     assert certificate.ok, certificate.verdict
     return certificate
 
 
-@call("run", of_a_stack=True)
 def _run(of: Subject) -> Any:
     stack = of.model.stack(of.stack)
     acts = of.model.run(of.text, points=[stack.point("pattern"), stack.point("v"), stack.point("q")])
@@ -289,14 +271,12 @@ def _run(of: Subject) -> Any:
     return acts[stack.point("pattern"), stack.layers[-1]]
 
 
-@call("hooks", of_a_stack=True)
 def _hooks(of: Subject) -> Any:
     stack = of.model.stack(of.stack)
     with of.model.hooks({(stack.point("pattern"), stack.layers[0]): lambda pattern: pattern / 2}):
         return of.model.run(of.text, points=[stack.point("z")])[stack.point("z"), stack.layers[-1]]
 
 
-@call("intervene", of_a_stack=True)
 def _intervene(of: Subject) -> Any:
     stack = of.model.stack(of.stack)
     changes = [
@@ -309,7 +289,6 @@ def _intervene(of: Subject) -> Any:
         return of.model.run(of.text, points=[stack.point("z")])[stack.point("z"), stack.layers[-1]]
 
 
-@call("gradients", of_a_stack=True)
 def _gradients(of: Subject) -> Any:
     stack = of.model.stack(of.stack)
     acts = of.model.run(of.text, points=[stack.point("z")], gradients_of=lambda logits: logits.sum())
@@ -318,19 +297,12 @@ def _gradients(of: Subject) -> Any:
     return gradient
 
 
-@call("generate")
 def _generate(of: Subject) -> Any:
     stack = of.model.output_stack
     generated = of.model.generate(of.text, 2, points=[stack.point("pattern")])
     return generated.steps[-1][stack.point("pattern"), stack.layers[-1]]
 
 
-@call("loss")
-def _loss(of: Subject) -> Any:
-    return of.model.loss(of.text)
-
-
-@call("decompose_scores", of_a_stack=True)
 def _decompose_scores(of: Subject) -> Any:
     split = am.decompose_scores(of.model, of.text, **of.of_stack)
     layer = split.layers[-1]
@@ -340,89 +312,29 @@ def _decompose_scores(of: Subject) -> Any:
     return split
 
 
-@call('decompose_scores(centre="mean")', of_a_stack=True)
 def _centred(of: Subject) -> Any:
     split = am.decompose_scores(of.model, of.text, centre="mean", **of.of_stack)
     split.position_kernel().plot(layer=split.layers[-1], head=1)
     return split
 
 
-@call("by_wavelength", of_a_stack=True)
-def _by_wavelength(of: Subject) -> Any:
-    return am.decompose_scores(of.model, of.text, centre="mean", **of.of_stack).by_wavelength([8])
-
-
-@call("decompose_by_source")
 def _decompose_by_source(of: Subject) -> Any:
     found = am.decompose_by_source(of.model, of.text, cells=[(5, 4)])
     found.explain(*of.heads[-1], 5, 4)
     return found
 
 
-@call("variance_shares", of_a_stack=True)
-def _variance_shares(of: Subject) -> Any:
-    return am.variance_shares(of.model, of.texts, **of.of_stack)
-
-
-@call("mean_qk", of_a_stack=True)
-def _mean_qk(of: Subject) -> Any:
-    return am.mean_qk(of.model, of.texts, **of.of_stack)
-
-
-@call("mean_z", of_a_stack=True)
-def _mean_z(of: Subject) -> Any:
-    return am.mean_z(of.model, of.texts, **of.of_stack)
-
-
-@call("attention_focus", of_a_stack=True)
-def _attention_focus(of: Subject) -> Any:
-    return am.attention_focus(of.model, of.texts, **of.of_stack)
-
-
-@call("residual_updates", of_a_stack=True)
-def _residual_updates(of: Subject) -> Any:
-    return am.residual_updates(of.model, of.text, **of.of_stack)
-
-
-@call("residual_updates(answers)")
 def _logits(of: Subject) -> Any:
     stack = {"stack": of.model.output_stack.label} if of.crossed else {}
     answers, against = torch.tensor([5]), torch.tensor([9])
     return am.residual_updates(of.model, of.text, answers=answers, against=against, **stack).logits
 
 
-@call("residual_drift", of_a_stack=True)
-def _residual_drift(of: Subject) -> Any:
-    return am.residual_drift(of.model, of.text, k=5, **of.of_stack)
-
-
-@call("attention_flow")
-def _attention_flow(of: Subject) -> Any:
-    return am.attention_flow(of.model, of.text)
-
-
-@call('attention_flow("norm_residual")')
-def _norms(of: Subject) -> Any:
-    return am.attention_flow(of.model, of.text, "norm_residual")
-
-
-@call('attention_flow("gradient")')
-def _gradient_flow(of: Subject) -> Any:
-    return am.attention_flow(of.model, of.text, "gradient", metric=of.metric)
-
-
-@call("stream", of_a_stack=True)
 def _stream(of: Subject) -> Any:
     (focus,) = am.stream(of.model, iter(of.inputs), [am.results.AttentionFocus.reducer()], **of.of_stack)
     return focus
 
 
-@call("head_types", of_a_stack=True)
-def _head_types(of: Subject) -> Any:
-    return am.head_types(of.model, None if of.reads_text else of.texts, **of.of_stack)
-
-
-@call("relations")
 def _relations(of: Subject) -> Any:
     labelled = [(text, 5, 2, "five") for text in of.inputs]
     found = am.relations(of.model, labelled)
@@ -430,124 +342,33 @@ def _relations(of: Subject) -> Any:
     return found
 
 
-@call("group_attention")
 def _group_attention(of: Subject) -> Any:
     found = am.group_attention(of.model, of.texts, {"nouns": ["keys", "dog", "shell"], "articles": ["the", "a"]})
     found.plot("nouns", "articles")
     return found
 
 
-@call("global_attention", of_a_stack=True)
-def _global_attention(of: Subject) -> Any:
-    return am.global_attention(of.model, of.with_global_token, **of.of_stack)
-
-
-@call("segment_attention", of_a_stack=True)
-def _segment_attention(of: Subject) -> Any:
-    return am.segment_attention(of.model, of.text, of.segments, **of.of_stack)
-
-
-@call("segment_effects")
-def _segment_effects(of: Subject) -> Any:
-    return am.segment_effects(of.model, of.text, of.segments)
-
-
-@call("redundancy", of_a_stack=True)
-def _redundancy(of: Subject) -> Any:
-    return am.redundancy(of.model, of.texts, **of.of_stack)
-
-
-@call("odd_heads", of_a_stack=True)
-def _odd_heads(of: Subject) -> Any:
-    return am.odd_heads(of.model, of.texts, **of.of_stack)
-
-
-@call("composition")
-def _composition(of: Subject) -> Any:
-    return am.composition(of.model)
-
-
-@call("joint_embedding", of_a_stack=True)
 def _joint_embedding(of: Subject) -> Any:
     found = am.joint_embedding(of.model, of.text, sample=30, heads=of.heads[:2], **of.of_stack)
     found.write_html(of.folder / "joint.html")
     return found
 
 
-@call("ablate_heads", of_a_stack=True)
-def _ablate_heads(of: Subject) -> Any:
-    return am.ablate_heads(of.model, of.few, of.heads, of.zero, of.metric)
-
-
-@call('ablate_heads(later="frozen")', of_a_stack=True)
-def _frozen(of: Subject) -> Any:
-    return am.ablate_heads(of.model, of.few, of.heads[:1], of.zero, of.metric, later="frozen")
-
-
-@call('ablate_heads("mean")')
-def _means(of: Subject) -> Any:
-    return am.ablate_heads(of.model, of.few, of.heads, "mean", of.metric, reference=of.texts)
-
-
-@call("ablate_set", of_a_stack=True)
-def _ablate_set(of: Subject) -> Any:
-    return am.ablate_set(of.model, of.few, of.heads[:2], of.zero, of.metric)
-
-
-@call("ablate_pairs")
-def _ablate_pairs(of: Subject) -> Any:
-    return am.ablate_pairs(of.model, of.few, [(of.heads[0], of.heads[-1])], metric=of.metric)
-
-
-@call("sweep", of_a_stack=True)
 def _sweep(of: Subject) -> Any:
     changes = {"uniform": am.Intervention.attend(of.heads, "uniform", **of.of_stack), "zero": of.zero}
     return am.sweep(of.model, of.few, changes, of.metric)
 
 
-@call("head_importance")
-def _head_importance(of: Subject) -> Any:
-    return am.head_importance(of.model, of.few, metric=of.metric)
-
-
-@call("null_attention")
-def _null_attention(of: Subject) -> Any:
-    return am.null_attention(of.model, of.few, heads=of.heads[:1], metric=of.metric)
-
-
-@call("patch")
-def _patch(of: Subject) -> Any:
-    return am.patch(of.model, *of.pair, heads=of.heads[:2], **of.judged)
-
-
-@call('patch(at="resid_pre")')
-def _patch_stream(of: Subject) -> Any:
-    return am.patch(of.model, *of.pair, at="resid_pre", positions=[2, 3], **of.judged)
-
-
-@call("attribute")
-def _attribute(of: Subject) -> Any:
-    return am.attribute(of.model, *of.pair, confirm=1, controls=1, **of.judged)
-
-
-@call("attribute(edges=True)")
 def _attribute_edges(of: Subject) -> Any:
     options = {"nodes": "heads+mlps", "confirm": 1, "controls": 1, **of.judged}
     return am.attribute(of.model, *of.pair, edges=True, **options)
 
 
-@call("faithfulness")
 def _faithfulness(of: Subject) -> Any:
     circuit = am.Circuit(nodes=tuple(f"L{layer}H{head}" for layer, head in of.heads))
     return am.faithfulness(of.model, circuit, *of.pair, **of.judged)
 
 
-@call("mean_difference")
-def _mean_difference(of: Subject) -> Any:
-    return am.mean_difference(of.model, iter(of.inputs[:4]), iter(of.inputs[1:]), at="z")
-
-
-@call("steer")
 def _steer(of: Subject) -> Any:
     stack = of.model.output_stack
     layer = stack.layers[0]
@@ -555,26 +376,18 @@ def _steer(of: Subject) -> Any:
     return am.steer(of.model, values, of.texts, at="z", heads=[(layer, 0)], factors=[0.5], metric=of.metric)
 
 
-@call("function_heads")
 def _function_heads(of: Subject) -> Any:
     words = ("keys", "dog", "the", "a", "to", "are")
     examples = [(word, other) for word, other in zip(words, reversed(words), strict=True)]
     return am.function_heads(of.model, examples, shots=2, prompts=2, heads=of.heads[:1])
 
 
-@call("path_patch")
 def _path_patch(of: Subject) -> Any:
     # A small hybrid has a single layer with attention, whose heads can only send to the logits.
     receivers = of.heads[-1:] if len(of.model.output_stack.layers) > 1 else "logits"
     return am.path_patch(of.model, *of.pair, receivers, senders=of.heads[:1], **of.judged)
 
 
-@call("prune_heads")
-def _prune_heads(of: Subject) -> Any:
-    return am.prune_heads(of.model, of.few, heads=of.heads, steps=2, random=1, **of.scored)
-
-
-@call("confirm_heads")
 def _confirm_heads(of: Subject) -> Any:
     prompts = ["the key is", "the dog is", "a shell is", "Anna is", "Tom is", "the chest is"]
     prompts += ["old keys are", "the keys are", "a dog and a key are", "Tom and Anna are", "keys are", "the shell is"]
@@ -582,65 +395,106 @@ def _confirm_heads(of: Subject) -> Any:
     return am.confirm_heads(of.model, of.heads[:1], am.Task("place", cases), sets=20)
 
 
-@call("compare")
-def _compare(of: Subject) -> Any:
-    return am.compare(of.model, of.model, of.texts, am.head_importance, metric=of.metric)
-
-
-@call("untrained")
-def _untrained(of: Subject) -> Any:
-    return am.untrained(of.model).certificate
-
-
-@call("trajectory", of_a_stack=True)
 def _trajectory(of: Subject) -> Any:
     run = am.trajectory([of.model, of.model], lambda model: am.attention_focus(model, of.texts, **of.of_stack))
     run.plot(run.columns[0])
     return run
 
 
-@call("report")
 def _report(of: Subject) -> Any:
     report = am.report(of.model, of.text)
     report.write_html(of.folder / "report.html")
     return report
 
 
-@call("atlas")
 def _atlas(of: Subject) -> Any:
     atlas = am.atlas(of.model, of.texts, k=2)
     atlas.write_html(of.folder / "atlas.html")
     return atlas
 
 
-@call("examples", of_a_stack=True)
-def _examples(of: Subject) -> Any:
-    return am.examples(of.model, of.texts, k=3, **of.of_stack)
+CALLS: Final[dict[str, Call]] = {
+    "certify": _certify,
+    "run": _run,
+    "hooks": _hooks,
+    "intervene": _intervene,
+    "gradients": _gradients,
+    "generate": _generate,
+    "loss": lambda of: of.model.loss(of.text),
+    "decompose_scores": _decompose_scores,
+    'decompose_scores(centre="mean")': _centred,
+    "by_wavelength": lambda of: am.decompose_scores(of.model, of.text, centre="mean", **of.of_stack).by_wavelength([8]),
+    "decompose_by_source": _decompose_by_source,
+    "variance_shares": lambda of: am.variance_shares(of.model, of.texts, **of.of_stack),
+    "mean_qk": lambda of: am.mean_qk(of.model, of.texts, **of.of_stack),
+    "mean_z": lambda of: am.mean_z(of.model, of.texts, **of.of_stack),
+    "attention_focus": lambda of: am.attention_focus(of.model, of.texts, **of.of_stack),
+    "residual_updates": lambda of: am.residual_updates(of.model, of.text, **of.of_stack),
+    "residual_updates(answers)": _logits,
+    "residual_drift": lambda of: am.residual_drift(of.model, of.text, k=5, **of.of_stack),
+    "attention_flow": lambda of: am.attention_flow(of.model, of.text),
+    'attention_flow("norm_residual")': lambda of: am.attention_flow(of.model, of.text, "norm_residual"),
+    'attention_flow("gradient")': lambda of: am.attention_flow(of.model, of.text, "gradient", metric=of.metric),
+    "stream": _stream,
+    "head_types": lambda of: am.head_types(of.model, None if of.reads_text else of.texts, **of.of_stack),
+    "relations": _relations,
+    "group_attention": _group_attention,
+    "global_attention": lambda of: am.global_attention(of.model, of.with_global_token, **of.of_stack),
+    "segment_attention": lambda of: am.segment_attention(of.model, of.text, of.segments, **of.of_stack),
+    "segment_effects": lambda of: am.segment_effects(of.model, of.text, of.segments),
+    "redundancy": lambda of: am.redundancy(of.model, of.texts, **of.of_stack),
+    "odd_heads": lambda of: am.odd_heads(of.model, of.texts, **of.of_stack),
+    "composition": lambda of: am.composition(of.model),
+    "joint_embedding": _joint_embedding,
+    "ablate_heads": lambda of: am.ablate_heads(of.model, of.few, of.heads, of.zero, of.metric),
+    'ablate_heads(later="frozen")': lambda of: am.ablate_heads(
+        of.model, of.few, of.heads[:1], of.zero, of.metric, later="frozen"
+    ),
+    'ablate_heads("mean")': lambda of: am.ablate_heads(
+        of.model, of.few, of.heads, "mean", of.metric, reference=of.texts
+    ),
+    "ablate_set": lambda of: am.ablate_set(of.model, of.few, of.heads[:2], of.zero, of.metric),
+    "ablate_pairs": lambda of: am.ablate_pairs(of.model, of.few, [(of.heads[0], of.heads[-1])], metric=of.metric),
+    "sweep": _sweep,
+    "head_importance": lambda of: am.head_importance(of.model, of.few, metric=of.metric),
+    "null_attention": lambda of: am.null_attention(of.model, of.few, heads=of.heads[:1], metric=of.metric),
+    "patch": lambda of: am.patch(of.model, *of.pair, heads=of.heads[:2], **of.judged),
+    'patch(at="resid_pre")': lambda of: am.patch(of.model, *of.pair, at="resid_pre", positions=[2, 3], **of.judged),
+    "attribute": lambda of: am.attribute(of.model, *of.pair, confirm=1, controls=1, **of.judged),
+    "attribute(edges=True)": _attribute_edges,
+    "faithfulness": _faithfulness,
+    "mean_difference": lambda of: am.mean_difference(of.model, iter(of.inputs[:4]), iter(of.inputs[1:]), at="z"),
+    "steer": _steer,
+    "function_heads": _function_heads,
+    "path_patch": _path_patch,
+    "prune_heads": lambda of: am.prune_heads(of.model, of.few, heads=of.heads, steps=2, random=1, **of.scored),
+    "confirm_heads": _confirm_heads,
+    "compare": lambda of: am.compare(of.model, of.model, of.texts, am.head_importance, metric=of.metric),
+    "untrained": lambda of: am.untrained(of.model).certificate,
+    "trajectory": _trajectory,
+    "report": _report,
+    "atlas": _atlas,
+    "examples": lambda of: am.examples(of.model, of.texts, k=3, **of.of_stack),
+    'examples(by="value_weighted")': lambda of: am.examples(
+        of.model, of.texts, by="value_weighted", k=3, **of.of_stack
+    ),
+    'examples(by="update")': lambda of: am.examples(of.model, of.texts, by="update", k=3, **of.of_stack).by_head(),
+    'examples(by="next_token")': lambda of: am.examples(
+        of.model, of.texts, by="next_token", k=3, **of.of_stack
+    ).by_head(),
+    "qk_directions": lambda of: am.qk_directions(of.model, of.texts, k=2, distance=1),
+    "ov_tokens": lambda of: am.ov_tokens(of.model, of.texts, k=3, **of.of_stack),
+}
+"""The calls, by the names in the table."""
 
-
-@call('examples(by="value_weighted")', of_a_stack=True)
-def _by_value(of: Subject) -> Any:
-    return am.examples(of.model, of.texts, by="value_weighted", k=3, **of.of_stack)
-
-
-@call('examples(by="update")', of_a_stack=True)
-def _by_update(of: Subject) -> Any:
-    return am.examples(of.model, of.texts, by="update", k=3, **of.of_stack).by_head()
-
-
-@call('examples(by="next_token")', of_a_stack=True)
-def _by_next_token(of: Subject) -> Any:
-    return am.examples(of.model, of.texts, by="next_token", k=3, **of.of_stack).by_head()
-
-
-@call("qk_directions")
-def _qk_directions(of: Subject) -> Any:
-    return am.qk_directions(of.model, of.texts, k=2, distance=1)
-
-
-@call("ov_tokens", of_a_stack=True)
-def _ov_tokens(of: Subject) -> Any:
-    return am.ov_tokens(of.model, of.texts, k=3, **of.of_stack)
+OF_A_STACK: Final = {
+    "run", "hooks", "intervene", "gradients", "decompose_scores", 'decompose_scores(centre="mean")', "by_wavelength",
+    "variance_shares", "mean_qk", "mean_z", "attention_focus", "residual_updates", "residual_drift", "stream",
+    "head_types", "global_attention", "segment_attention", "redundancy", "odd_heads", "joint_embedding",
+    "ablate_heads", 'ablate_heads(later="frozen")', "ablate_set", "sweep", "trajectory", "examples",
+    'examples(by="value_weighted")', 'examples(by="update")', 'examples(by="next_token")', "ov_tokens",
+}  # fmt: skip
+"""The calls that concern one stack of a model with several."""
 
 
 # -- cells -----------------------------------------------------------------------------------------------------

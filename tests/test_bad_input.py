@@ -437,17 +437,6 @@ def test_weights_that_are_stored_as_something_else(kind: torch.dtype, folder: Pa
         refused(lambda dtype=dtype: am.load(tmp_path, dtype=dtype), WeightsError, f"but {name} is stored as ")
 
 
-@pytest.mark.parametrize("kind", [torch.int8, torch.int32])
-def test_models_of_integers(kind: torch.dtype) -> None:
-    for dtype in (None, torch.float32):
-        model = models.fresh("gpt2")
-        weight = model.transformer.h[1].mlp.c_fc.weight
-        weight.requires_grad_(False)
-        weight.data = weight.data.to(kind)
-        words = f"transformer.h.1.mlp.c_fc.weight is {str(kind).removeprefix('torch.')}"
-        refused(lambda model=model, dtype=dtype: am.load(model, dtype=dtype), WeightsError, words)
-
-
 def test_a_headless_file_of_a_model_with_a_head_is_read(tmp_path: Path) -> None:
     """Names without the prefix, and buffers that are not weights: old GPT-2 files have both."""
     model = models.fresh("gpt2")

@@ -105,23 +105,15 @@ WRONG = {
     "an axis that differs between arguments": lambda m: m.product(A, A),
     "an axis that differs between argument and value": lambda m: m.product(A, B, wrong=True),
     "a dtype": lambda m: m.product(A.int(), B),
-    "an argument by name": lambda m: m.product(a=A, b=3),
     "one of many": lambda m: m.twice(1, 2, "3"),
-    "one of many by name": lambda m: m.twice(1, named="x"),
-    "one after the star": lambda m: m.twice(1, to=2),
-    "a value": lambda m: m.twice(1, to="none"),
     "what a string names": lambda m: m.later(3),
     "what a generator is given": lambda m: m.counted("3"),
     "a function within": lambda m: m.inside(torch.ones(5, 4)),
     "a function made anew": lambda m: [m.scaled(by)(value) for by, value in ((2.0, 3.0), (5.0, "3"))],
     "a field": lambda m: m.Later(V, 3),
     "an axis that differs between fields": lambda m: m.Later(V, torch.ones(4)),
-    "an inherited field": lambda m: m.Latest(V, torch.ones(4)),
-    "a field of your own": lambda m: m.Latest(V, V, further="2"),
     "a method that returns Self": lambda m: m.Later(V, V).plus("3"),
     "a property": lambda m: m.Later(V, V).first,
-    "a static method": lambda m: m.Later.still("3"),
-    "a class method": lambda m: m.Later.made(A),
 }
 
 

@@ -148,17 +148,6 @@ def test_settings_are_the_same_before_and_after() -> None:
     run(SETTINGS)
 
 
-FOCUS: Final = """
-import attnmech as am
-print(am.attention_focus(am.load(), ["Anna sang of shells.", "He left."]).state["sums"].sum().item())
-"""
-
-
-def test_threads_of_the_environment() -> None:
-    one, *others = (float(run(FOCUS, OMP_NUM_THREADS=count)) for count in ("1", "3", "8"))
-    assert others == pytest.approx([one, one], rel=1e-6)
-
-
 THREADS: Final = """
 import torch
 from concurrent.futures import ThreadPoolExecutor

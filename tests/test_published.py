@@ -52,16 +52,6 @@ def test_a_script_prints_the_rows_of_its_table(
         assert row == "| ---" or f"\n{row} |" in PAGE
 
 
-def test_the_drop_is_read_from_the_first_step_below() -> None:
-    induction = runpy.run_path(str(SCRIPTS / "induction.py"))
-    losses = {0: 4.0, 10: 3.0, 20: 2.0, 30: 2.5, 40: 1.0}
-    assert induction["below"](losses, high=3.0, low=1.0, share=0.5) == 20
-    assert math.isnan(induction["below"](losses, high=1.0, low=0.0, share=0.5))
-    assert induction["nearest"]({0: 0.1, 50: 0.7}, 30) == 0.7
-    assert math.isnan(induction["nearest"]({0: 0.1}, math.nan))
-    assert runpy.run_path(str(SCRIPTS / "shared.py"))["spread"]([0.5, 0.7, 0.9]) == "0.70 (0.50 to 0.90)"
-
-
 def test_plain_torch_agrees_with_attnmech_on_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers that the column of ReLU takes from plain torch."""
     backcopy = runpy.run_path(str(SCRIPTS / "backcopy.py"))
@@ -71,26 +61,6 @@ def test_plain_torch_agrees_with_attnmech_on_the_sink(monkeypatch: pytest.Monkey
     ours, plain = (backcopy["numbers"](backcopy[name](model, ids), chain, ids) for name in ("by_attnmech", "by_hand"))
     for name in list(plain)[:6]:
         assert ours[name] == pytest.approx(plain[name], rel=1e-4)
-
-
-def test_a_trigger_is_followed_by_the_token_before_it() -> None:
-    backcopy = runpy.run_path(str(SCRIPTS / "backcopy.py"))
-    torch.manual_seed(0)
-    transitions = (2 * torch.randn(64, 64)).softmax(dim=-1)
-    chain = backcopy["Chain"](transitions)
-    ids = chain.texts(2000, 40).tolist()
-    assert int(chain.triggers.sum()) == 3 and not chain.triggers[64]
-    followed = torch.zeros(64, 64)
-    for text in ids:
-        for before, last, following in zip(text[1:], text[2:], text[3:], strict=False):
-            if chain.triggers[last]:
-                assert following == before
-            else:
-                followed[last, following] += 1
-    often = followed.sum(dim=1) > 2000
-    assert often.any()
-    observed = followed[often] / followed[often].sum(dim=1, keepdim=True)
-    assert (observed - transitions[often]).abs().max() < 0.05
 
 
 def test_waves_are_found_by_their_frequency() -> None:

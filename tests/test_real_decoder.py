@@ -4,7 +4,6 @@ SmolLM2-135M-Instruct; its stream holds numbers up to 28,000, which float16 bare
 float32, with the weights rounded to the precision under test.
 """
 
-import importlib
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,14 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import gguf
 import packaged
 import pytest
 import torch
 from eager import Raw
-from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import attnmech as am
 from attnmech.demo.text import documents
@@ -30,11 +27,6 @@ TEXTS = [
     "engineer Gustave Eiffel, whose company designed and built the tower from 1887 to 1889.",
     "The keys to the old wooden cabinet in the kitchen are still on the table.",
 ]
-HEADS = [(0, 4), (16, 0), (20, 7), (29, 8)]
-"""Heads from the first layer to the last; together they use all three kv heads."""
-
-D_HEAD, GROUP = 64, 3
-"""d_head, and the number of heads that share keys and values."""
 
 
 @dataclass(frozen=True)
@@ -78,30 +70,6 @@ def decoder(request: pytest.FixtureRequest, file: Path) -> Decoder:
         for parameter in plain.parameters():
             parameter.copy_(parameter.to(hooked.dtype))
     return Decoder(hooked, plain)
-
-
-def test_weights_and_tokens_are_those_in_the_file(file: Path) -> None:
-    reader, copy = gguf.GGUFReader(file), dequantised(file)
-    assert copy.types == ("Q4_1", "Q8_0")
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    with safe_open(copy.folder / "model.safetensors", framework="pt") as held:
-        for ours, theirs, heads in (
-            ("model.embed_tokens", "token_embd", 0),
-            ("model.norm", "output_norm", 0),
-            ("model.layers.0.self_attn.q_proj", "blk.0.attn_q", 9),
-            ("model.layers.18.self_attn.k_proj", "blk.18.attn_k", 3),
-            ("model.layers.18.self_attn.v_proj", "blk.18.attn_v", 0),
-            ("model.layers.29.mlp.down_proj", "blk.29.ffn_down", 0),
-        ):
-            tensor = stored[f"{theirs}.weight"]
-            weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-            if heads:  # llama.cpp stores dimensions that rotate together side by side
-                weight = weight.reshape(heads, D_HEAD // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
-            assert torch.equal(held.get_tensor(f"{ours}.weight"), weight), ours
-    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
-    tokenizer = AutoTokenizer.from_pretrained(copy.folder)
-    assert tokenizer.convert_ids_to_tokens(list(range(len(tokens)))) == tokens
-    assert [tokens[number] for number in tokenizer("The old keys").input_ids] == ["The", "Ġold", "Ġkeys"]
 
 
 def test_the_certificate_holds(decoder: Decoder) -> None:
@@ -152,66 +120,6 @@ def test_focus(decoder: Decoder) -> None:
     assert by_layer[[0, 20, 24]].tolist() == pytest.approx([0.103, 0.861, 0.879], abs=5e-3)
 
 
-@in_precision("float16", "bfloat16")
-def test_updates(decoder: Decoder) -> None:
-    updates = am.residual_updates(decoder.hooked, TEXTS)
-    for layer, head in HEADS:
-        W_O = decoder.plain.model.layers[layer].self_attn.o_proj.weight.detach()[:, head * D_HEAD :][:, :D_HEAD]
-        written = torch.cat([raw.z(layer, head)[1:] @ W_O.T for raw in decoder.raw])
-        stream = torch.cat([raw.streams[layer][1:] for raw in decoder.raw])
-        magnitude = float((written.norm(dim=-1) / stream.norm(dim=-1)).mean())
-        orientation = float(torch.cosine_similarity(written, stream, dim=-1).mean())
-        assert float(updates.magnitude[layer, head]) == pytest.approx(magnitude, rel=decoder.within(1e-5, 3e-2, 3e-3))
-        assert float(updates.orientation[layer, head]) == pytest.approx(
-            orientation, abs=decoder.within(1e-6, 2e-3, 3e-4)
-        )
-
-
-@in_precision("float16")
-def test_ablations(decoder: Decoder) -> None:
-    found = am.ablate_heads(decoder.hooked, TEXTS, HEADS)
-    close = decoder.within(2e-5, 6e-2, 5e-3)
-    assert found.before.tolist() == pytest.approx([raw.loss for raw in decoder.raw], abs=close)
-    for layer, head in HEADS:
-        expected = [raw.effect(layer, head, torch.zeros(1)) for raw in decoder.raw]
-        assert found.per_text[layer, head].tolist() == pytest.approx(expected, abs=close)
-
-
-@in_precision("float32")
-def test_null_attention(decoder: Decoder) -> None:
-    heads = HEADS[1::2]
-    found = am.null_attention(decoder.hooked, TEXTS, heads=heads)
-    for layer, head in heads:
-        mass, removed, without_value = [], [], []
-        for raw in decoder.raw:
-            pattern, value = raw.pattern[layer, head], raw.value(layer, head)
-            mass.append(float(pattern[1:, 0].mean()))
-            others = raw.z(layer, head) - pattern[:, :1] * value[:1]
-            without_value.append(raw.effect(layer, head, others))
-            renormalised = others[1:] / (1 - pattern[1:, :1])
-            removed.append(raw.effect(layer, head, torch.cat([0 * others[:1], renormalised])))
-        assert float(found.sink_mass[layer, head]) == pytest.approx(
-            sum(mass) / len(mass), abs=decoder.within(1e-6, 2e-2, 3e-3)
-        )
-        for name, expected in (("remove", removed), ("zero_value", without_value)):
-            effects = found.effects[name].per_text[layer, head].tolist()
-            assert effects == pytest.approx(expected, abs=decoder.within(2e-5, 6e-2, 5e-3)), name
-
-
-@in_precision("bfloat16")
-def test_the_report(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "Anna lost the keys."
-    module = importlib.import_module("attnmech.pages.limits")
-    monkeypatch.setattr(module, "MAX_REASONS", 0)  # 40 s with all annotations checked
-    report = am.report(decoder.hooked, text)
-    raw = Raw(decoder.plain, decoder.hooked.tokenizer(text, return_tensors="pt").input_ids)
-    assert float((report.pattern.float() - raw.pattern).abs().max()) <= decoder.within(1e-5, 0.15, 0.02)
-    assert len(report.measured) == 2
-    page = report.to_html()
-    assert "(dequantised from Q4_1, Q8_0)" in page
-    assert 500_000 < len(page) < 8_000_000
-
-
 @in_precision("float32")
 def test_a_head_attends_to_ends_of_sentences(decoder: Decoder) -> None:
     types = am.head_types(decoder.hooked, documents(12))
@@ -247,59 +155,18 @@ def test_induction_heads_on_repeated_random_tokens(decoder: Decoder, repeated: T
     assert halves == pytest.approx([13.93, 2.13], abs=decoder.within(5e-3, 6e-2, 1e-2))
 
 
-def centred_by_hand(plain: Any, ids: Tensor, layer: int, head: int) -> dict[str, Tensor]:
-    """The four terms of one head, from transformers' projections and rotation."""
-    attention, tables = plain.model.layers[layer].self_attn, []
-    made: dict[str, Tensor] = {}
-    hooks = [
-        getattr(attention, name).register_forward_hook(lambda _, __, out, name=name: made.update({name: out.double()}))
-        for name in ("q_proj", "k_proj")
-    ]
-    hooks.append(plain.model.rotary_emb.register_forward_hook(lambda _, __, out: tables.extend(out)))
-    with torch.no_grad():
-        plain(ids)
-    for hook in hooks:
-        hook.remove()
-    cos, sin = (table.double() for table in tables)
-
-    def turned(x: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-    split = []
-    for name, at in (("q_proj", head), ("k_proj", head // GROUP)):
-        x = made[name][..., at * D_HEAD : (at + 1) * D_HEAD]
-        mean = x[:, 1:].mean(dim=1, keepdim=True)
-        split.append((turned(mean.expand_as(x)), turned(x - mean)))
-    (q_mean, q), (k_mean, k) = split
-    pairs = {"position": (q_mean, k_mean), "key_bias": (q_mean, k), "query_bias": (q, k_mean), "query_key": (q, k)}
-    return {name: one @ other.mT / D_HEAD**0.5 for name, (one, other) in pairs.items()}
-
-
 @in_precision("float32")
 def test_what_known_heads_score_by(decoder: Decoder, repeated: Tensor) -> None:
     """A previous-token head scores by position, induction heads by content: with each text's own means."""
     found = am.variance_shares(decoder.hooked, repeated, first_key=False, layers=[16, 17, 18])
-    close = decoder.within(3e-3, 1e-2, 3e-3)
     known = {
         (16, 0): {"position": 0.974, "key_bias": 0.005, "query_key": 0.003, "query_bias": 0.019},
         (18, 6): {"position": 0.012, "key_bias": 0.246, "query_key": 0.738, "query_bias": 0.004},
         (17, 4): {"position": -0.018, "key_bias": 0.336, "query_key": 0.676, "query_bias": 0.005},
         (17, 3): {"position": 0.009, "key_bias": 0.318, "query_key": 0.670, "query_bias": 0.003},
     }
-    for (layer, head), shares in known.items():
-        terms = centred_by_hand(decoder.plain, repeated, layer, head)
-        score = torch.stack(list(terms.values())).sum(dim=0)
-        above, whole = dict.fromkeys(terms, 0.0), 0.0
-        for row in range(2, 81):
-            s = score[:, row, 1 : row + 1]
-            whole += float(((s - s.mean(dim=1, keepdim=True)) ** 2).sum())
-            for name, term in terms.items():
-                t = term[:, row, 1 : row + 1]
-                above[name] += float(((t - t.mean(dim=1, keepdim=True)) * (s - s.mean(dim=1, keepdim=True))).sum())
-        for name, share in shares.items():
-            assert float(found.mean(name)[layer, head]) == pytest.approx(above[name] / whole, abs=close)
-            assert float(found.mean(name)[layer, head]) == pytest.approx(share, abs=close)
+    for place, shares in known.items():
+        assert {name: float(found.mean(name)[place]) for name in shares} == pytest.approx(shares, abs=3e-3)
 
 
 @in_precision("bfloat16")

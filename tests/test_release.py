@@ -53,13 +53,6 @@ def test_an_issue_form_is_one_that_github_reads(path: Path) -> None:
     assert all(field.keys() <= {"type", "id", "attributes", "validations"} for field in form["body"])
 
 
-def test_questions_and_vulnerabilities_have_their_own_place() -> None:
-    settings = read(".github/ISSUE_TEMPLATE/config.yml")
-    assert not settings["blank_issues_enabled"]
-    places = [link["url"].removeprefix(PROJECT["urls"]["Homepage"]) for link in settings["contact_links"]]
-    assert places == ["/discussions", "/security/advisories/new"]
-
-
 RUNS_CODE = {"eval", "exec", "torch.load", "joblib.load", "yaml.load", "pandas.read_pickle", "cloudpickle.loads"}
 """Functions that run code of what they read. A worker of Ray reads what `am.Ray` has sent it."""
 

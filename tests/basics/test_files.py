@@ -43,27 +43,6 @@ def broken(target: Path, error: type[BaseException]) -> None:
         raise error
 
 
-def test_two_files_are_new_together(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    put(one, "old")
-    put(other, "old")
-    with pytest.raises(ValueError, match="full"):
-        both(one, other, error=ValueError("full"))
-    assert one.read_text() == other.read_text() == "old"
-    both(one, other)
-    assert one.read_text() == other.read_text() == "new"
-    assert sorted(tmp_path.iterdir()) == [one, other]
-
-
-def both(one: Path, other: Path, error: Exception | None = None) -> None:
-    with writing(one) as first, writing(other) as second:
-        first.write_text("new")
-        second.write_text("new")
-        if error:
-            raise error
-        assert one.read_text() == "old"
-
-
 def test_links_stay_links(tmp_path: Path) -> None:
     real, link, chain, dangling = (tmp_path / name for name in ("folder/real", "link", "chain", "dangling"))
     real.parent.mkdir()
@@ -259,30 +238,6 @@ def test_a_folder_that_cannot_be_listed_can_be_written(tmp_path: Path, monkeypat
         patched.setattr(Path, "iterdir", refused)
         put(tmp_path / "page", "new")
     assert (tmp_path / "page").read_text() == "new"
-
-
-def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.cli.outputs import Outputs
-
-    focus = am.attention_focus(am.load(), "Anna sang of shells.")
-    table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
-    table.write_text("old")
-    page.write_text("old")
-    outputs = Outputs([table, page], overwrite=True, resumable=False)
-
-    def full(*_: Any, **__: Any) -> str:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("attnmech.results.result.head_page", full)
-        with pytest.raises(OutputError, match="No space left"):
-            outputs.write(focus.to_frame(), {".html": focus.write_html})
-    assert table.read_text() == page.read_text() == "old"
-    outputs.write(focus.to_frame(), {".html": focus.write_html})
-    read, expected = (frame.select_dtypes("number") for frame in (pd.read_csv(table), focus.to_frame()))
-    pd.testing.assert_frame_equal(read, expected, check_dtype=False, atol=1e-6, rtol=1e-5)
-    assert "Figure 2. How often heads attend most to the first token" in page.read_text(encoding="utf-8")
-    assert sorted(tmp_path.iterdir()) == [table, page]
 
 
 @pytest.mark.parametrize("fails", ["table", "page"])

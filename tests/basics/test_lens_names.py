@@ -1,6 +1,5 @@
 """Errors about TransformerLens's names give attnmech's names, and these names exist."""
 
-import copy
 import re
 import subprocess
 import sys
@@ -40,12 +39,6 @@ def test_what_the_first_ones_say(model: am.HookedModel) -> None:
         model.to_str_tokens(TEXT)
     with pytest.raises(AttributeError, match=r"^'HookedModel' has no 'nonsense'$"):
         model.nonsense
-
-
-def test_hasattr_and_copies_are_as_before(model: am.HookedModel) -> None:
-    assert not hasattr(model, "run_with_cache") and getattr(model, "cfg", None) is None
-    acts = model.run(TEXT, points=["pattern"])
-    assert not hasattr(acts, "logit_lens") and copy.copy(acts).tokens == acts.tokens
 
 
 @pytest.mark.parametrize("name", sorted(OF_CACHE))

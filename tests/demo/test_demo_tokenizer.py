@@ -43,15 +43,6 @@ def test_ids_are_laid_out_as_specials_bytes_reserved_words() -> None:
     assert {token for token, number in vocabulary.items() if number >= FIRST_WORD} == set(words.vocabulary())
 
 
-def test_every_text_starts_with_the_same_token() -> None:
-    assert {TOKENIZER.encode(text)[0] for text in ("", "The boat", " the", "\n", "é")} == {TOKENIZER.bos_token_id}
-    assert TOKENIZER.encode("The boat", add_special_tokens=False) == token_ids(TOKENIZER, ["The", " boat"])
-
-
-def test_a_spelled_out_special_token_is_ordinary_text() -> None:
-    assert TOKENIZER.bos_token_id not in TOKENIZER.encode("the <s>", add_special_tokens=False)
-
-
 def test_unknown_words_become_bytes() -> None:
     assert TOKENIZER.tokenize(" boaty") == [
         "<0x20>",
@@ -61,12 +52,6 @@ def test_unknown_words_become_bytes() -> None:
         "<0x79>",
     ]
     assert TOKENIZER.tokenize("é") == ["<0xC3>", "<0xA9>"]
-
-
-def test_padding_is_on_the_right_and_masked() -> None:
-    padded = TOKENIZER(["The boat", "The boat is new."], padding=True)
-    assert padded["input_ids"][0][-3:] == [TOKENIZER.pad_token_id] * 3
-    assert padded["attention_mask"][0] == [1, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", [AutoTokenizer, PreTrainedTokenizerFast])

@@ -1,22 +1,18 @@
 """Training is reproducible by its seed, its sequences are correct, and its folder loads."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from train import Settings, checkpoint_steps, learning_rate_share, main, new_model, next_word_loss, train
+from train import Settings, learning_rate_share, main, new_model, next_word_loss, train
 from transformers import BloomForCausalLM
 
-from attnmech.demo import sequences, words
-from attnmech.demo.grammar import Document, document
-from attnmech.demo.sequences import altered_tokens, batch, document_tokens, repeated_tokens
+from attnmech.demo import words
+from attnmech.demo.sequences import altered_tokens, batch, repeated_tokens
 from attnmech.demo.tokenizer import FIRST_WORD, build_tokenizer
-from attnmech.errors import InputError
 
 TOKENIZER = build_tokenizer()
 TINY = Settings(steps=3, layers=1, heads=2, width=16, batch_size=2, length=12, warm_up=1)
@@ -32,34 +28,12 @@ def test_a_seed_decides_the_weights() -> None:
     assert not torch.equal(weights(TINY), weights(replace(TINY, seed=1)))
 
 
-def test_after_step_sees_each_step_and_the_untrained_model_first() -> None:
-    seen: list[tuple[int, float]] = []
-    train(TINY, TOKENIZER, lambda step, model, loss: seen.append((step, loss)))
-    assert [step for step, _ in seen] == [0, 1, 2, 3]
-    assert math.isnan(seen[0][1])
-    assert seen[1][1] == pytest.approx(math.log(len(TOKENIZER)), abs=0.2)
-
-
 def test_repeated_tokens_repeat_words() -> None:
     tokens = repeated_tokens(TOKENIZER, Random(0), length=50, period=7)
     assert len(tokens) == 50
     assert tokens[0] == TOKENIZER.bos_token_id
     assert tokens[8:] == tokens[1:-7]
     assert min(tokens[1:]) >= FIRST_WORD
-
-
-def test_document_tokens_fill_any_length() -> None:
-    tokens = document_tokens(TOKENIZER, Random(0), length=200)
-    assert len(tokens) == 200
-    assert tokens.count(TOKENIZER.bos_token_id) == 1
-
-
-def test_a_batch_mixes_both_kinds() -> None:
-    repeats = [
-        any(torch.equal(row[1 + period :], row[1:-period]) for period in range(10, 41))
-        for row in batch(TOKENIZER, Random(0), size=100)
-    ]
-    assert 12 <= sum(repeats) <= 40
 
 
 def test_altered_documents_have_bytes_or_other_words_for_names() -> None:
@@ -75,28 +49,6 @@ def test_altered_documents_have_bytes_or_other_words_for_names() -> None:
         assert not said & set(words.UNSEEN)
     assert 5 <= spelt <= 25
     assert renamed >= 20
-
-
-def test_a_name_that_is_altered_is_so_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Document] = []
-
-    def remembered(*arguments: Any, **options: Any) -> Document:
-        made.append(document(*arguments, **options))
-        return made[-1]
-
-    monkeypatch.setattr(sequences, "document", remembered)
-    compared = 0
-    for seed in range(20):
-        altered = altered_tokens(TOKENIZER, Random(seed), length=96)
-        right = made[-1].words[:95]
-        names = {word.strip() for word in right} & set(words.names())
-        if names & {TOKENIZER.convert_ids_to_tokens(token).strip() for token in altered}:
-            continue
-        for name in names:
-            new = {token for word, token in zip(right, altered[1:], strict=True) if word.strip() == name}
-            assert len(new) == 1
-            compared += 1
-    assert compared > 20
 
 
 def test_the_loss_is_that_of_transformers() -> None:
@@ -115,18 +67,6 @@ def test_the_loss_is_that_of_transformers() -> None:
     for mine, parameter in zip(found, model.parameters(), strict=True):
         assert parameter.grad is not None
         assert (mine - parameter.grad).norm() <= 0.03 * parameter.grad.norm() + 1e-6
-
-
-def test_a_run_that_ends_early_is_the_beginning_of_the_whole_run() -> None:
-    seen: dict[int, torch.Tensor] = {}
-    longer = replace(TINY, steps=8)
-
-    def keep(step: int, model: BloomForCausalLM, loss: float) -> None:
-        seen[step] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
-
-    train(longer, TOKENIZER, keep)
-    early = train(longer, TOKENIZER, lambda step, model, loss: None, until=5)
-    assert torch.equal(seen[5], torch.cat([parameter.flatten() for parameter in early.parameters()]))
 
 
 class Cut(Exception):
@@ -149,23 +89,6 @@ def test_a_run_that_was_cut_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
-    def fail(step: int, model: BloomForCausalLM, loss: float) -> None:
-        if step == 2:
-            raise Cut
-
-    file = tmp_path / "unfinished.safetensors"
-    with pytest.raises(Cut):
-        train(TINY, TOKENIZER, fail, journal=file, every=1)
-    before = file.read_bytes()
-    with pytest.raises(InputError, match=r"is a run with .*'seed': 0.*this one has .*'seed': 1.*another folder"):
-        train(replace(TINY, seed=1), TOKENIZER, fail, journal=file)
-    assert file.read_bytes() == before
-    file.write_text("no run")
-    with pytest.raises(InputError, match="is not a training run that can be resumed"):
-        train(TINY, TOKENIZER, fail, journal=file)
-
-
 def test_learning_rate_rises_stays_and_falls_to_nothing() -> None:
     settings = Settings(steps=400, warm_up=100, cool_down=0.25)
     shares = [learning_rate_share(step, settings) for step in range(401)]
@@ -174,13 +97,6 @@ def test_learning_rate_rises_stays_and_falls_to_nothing() -> None:
     assert shares[300:] == pytest.approx([(400 - step) / 100 for step in range(300, 401)])
     longer = replace(settings, steps=4000)
     assert shares[:301] == [learning_rate_share(step, longer) for step in range(301)]
-
-
-def test_checkpoints_are_spaced_logarithmically() -> None:
-    assert checkpoint_steps(1024, 12) == (0, 2, 4, 7, 12, 23, 44, 82, 155, 290, 545, 1024)
-    assert checkpoint_steps(5, 12) == (0, 1, 2, 3, 4, 5)
-    for count in range(2, 20):
-        assert len(checkpoint_steps(Settings.steps, count)) == count
 
 
 def test_the_command_writes_folders_that_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,11 +136,3 @@ def test_bad_options_are_refused(
     assert left.value.code == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_says_when_another_run_is_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "unfinished.safetensors").write_text("no run")
-    with pytest.raises(SystemExit) as left:
-        main(["--out", str(tmp_path), "--steps", "1"])
-    assert left.value.code == 2
-    assert "remove it" in capsys.readouterr().err

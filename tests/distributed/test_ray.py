@@ -23,7 +23,6 @@ import torch
 from counting import TEXTS, Lengths, Poisoned, Slow, State
 
 import attnmech as am
-from attnmech.cli import main as cli
 from attnmech.distributed import cluster
 from attnmech.errors import EngineError, InputError, ReducerError
 from attnmech.runs import corpus as corpus_module
@@ -123,15 +122,6 @@ def test_one_worker_and_two_agree_bit_by_bit(demo: am.HookedModel, two: am.Ray) 
         assert torch.equal(first[name], second[name])
 
 
-def test_head_types_of_random_tokens_and_shards(demo: am.HookedModel, two: am.Ray) -> None:
-    def shard(k: int, **where: Any) -> am.results.AttentionFocus:
-        return am.attention_focus(demo, iter(TEXTS), shard=(k, 2), **where)
-
-    require_same(am.head_types(demo, seed=3).state, am.head_types(demo, seed=3, engine=two).state)
-    here, there = ([shard(k, **where) for k in (0, 1)] for where in ({}, {"engine": two}))
-    require_same(here[0].merged(here[1]).state, there[0].merged(there[1]).state)
-
-
 def test_own_reducers_hooks_and_interventions(demo: am.HookedModel, two: am.Ray) -> None:
     factor = 0.5
     with demo.hooks({("z", 1): lambda z: z * factor}), demo.intervene(am.Intervention.zero([(0, 3)])):
@@ -141,11 +131,6 @@ def test_own_reducers_hooks_and_interventions(demo: am.HookedModel, two: am.Ray)
     require_same(here, there)
     assert bool((there["times"] == 1).all())
     assert not torch.allclose(plain["largest"], there["largest"])
-
-
-def test_texts_run_together_run_here(demo: am.HookedModel, two: am.Ray) -> None:
-    together = am.attention_focus(demo, TEXTS[:3], engine=two)
-    require_same(am.attention_focus(demo, TEXTS[:3]).state, together.state)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("gpt2", torch.float32), ("llama", torch.float64), ("t5", torch.float32)])
@@ -158,16 +143,6 @@ def test_models_without_files_are_sent(two: am.Ray, name: str, dtype: torch.dtyp
         am.attention_focus(model, iter(corpus), stack=stack).state,
         am.attention_focus(model, iter(corpus), stack=stack, engine=two).state,
     )
-
-
-def test_masked_copies_are_divided_too(two: am.Ray) -> None:
-    bert = am.load(models.fresh("bert"))
-    bert.config.mask_token_id = 3
-    texts = [torch.arange(4, 9 + 5 * number) for number in range(3)]
-    here, there = (am.ablate_heads(bert, texts, memory=0.002, **where) for where in ({}, {"engine": two}))
-    assert here.before.shape == (3,)
-    torch.testing.assert_close(there.before, here.before, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(there.after, here.after, rtol=1e-6, atol=1e-6)
 
 
 def test_sweeps(demo: am.HookedModel, two: am.Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,19 +163,6 @@ def test_sweeps(demo: am.HookedModel, two: am.Ray, monkeypatch: pytest.MonkeyPat
     ours, theirs = (am.sweep(demo, texts, changes, **answers, **where) for where in ({}, {"engine": two}))
     assert torch.equal(ours.after, theirs.after)
     assert torch.equal(ours.rows_without_keys, theirs.rows_without_keys)
-
-
-def test_null_attention_and_claims(demo: am.HookedModel, two: am.Ray) -> None:
-    here, there = (am.null_attention(demo, TEXTS[:6], layers=[1], **where) for where in ({}, {"engine": two}))
-    assert here.verdict == there.verdict
-    torch.testing.assert_close(here.facts, there.facts, rtol=1e-6, atol=1e-9, equal_nan=True)
-    for name, effects in here.effects.items():
-        assert torch.equal(effects.after, there.effects[name].after) or bool(effects.after.isnan().any())
-
-    task = am.Task.of_demo("copying", templates=10, per_template=1)
-    claims = [am.confirm_heads(demo, [(1, 0)], task, sets=20, others=[], **where) for where in ({}, {"engine": two})]
-    assert claims[0].verdict == claims[1].verdict and claims[0].p == claims[1].p
-    assert torch.equal(claims[0].harm, claims[1].harm)
 
 
 def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Path) -> None:
@@ -331,20 +293,6 @@ def wait_until(true: Callable[[], bool], within: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-def test_an_interrupted_run_ends_its_workers_and_resumes(demo: am.HookedModel, two: am.Ray, tmp_path: Path) -> None:
-    processes, journal = two.processes(), tmp_path / "journal"
-
-    def interrupted() -> Iterator[str]:
-        yield from TEXTS[:80]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        am.stream(demo, interrupted(), [Lengths(len(TEXTS))], engine=two, journal=journal)
-    wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in processes))
-    (found,) = am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))], journal=journal)
-    require_same(am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))])[0], found)
-
-
 # -- refused calls -------------------------------------------------------------------------------------------
 
 
@@ -370,19 +318,3 @@ def test_clusters_that_are_not_there(monkeypatch: pytest.MonkeyPatch, demo: am.H
 def test_a_cluster_that_is_too_small(demo: am.HookedModel, ray: Any) -> None:
     with pytest.raises(EngineError, match=r"3 CPUs and 0 GPUs, which is room for 1 workers with 2 CPUs"):
         am.attention_focus(demo, iter(TEXTS), engine=am.Ray(workers=2, cpus_per_worker=2))
-
-
-def test_the_command_line(
-    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS[:20]))
-    tables = []
-    for where in ([], ["--engine", "ray", "--workers", "1"]):
-        out = tmp_path / f"focus{len(where)}.csv"
-        arguments = ["focus", "--file", str(tmp_path / "corpus.txt"), "--out", str(out), *where]
-        monkeypatch.setattr(sys, "argv", ["attnmech", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        assert stop.value.code in (0, None), capsys.readouterr().err
-        tables.append(out.read_text())
-    assert tables[0] == tables[1]

@@ -1,7 +1,6 @@
 """Attention cut between two spans: rows without keys, transformers with a mask, and effects run by run."""
 
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import models
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 import attnmech as am
-from attnmech.demo.grammar import document
 from attnmech.demo.text import documents
 from attnmech.errors import InputError
 from attnmech.interventions import Intervention
@@ -104,26 +102,6 @@ def test_interrupted_in_its_last_sweep_it_resumes(tmp_path: Path, monkeypatch: p
     torch.testing.assert_close(again.kl, whole.kl, equal_nan=True)
     torch.testing.assert_close(again.loss, whole.loss, equal_nan=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_copied_list_needs_the_sentence_that_it_copies_and_the_next_sentence_does_not() -> None:
-    """Cut off from the previous sentence, a copy is no longer predicted; an unrelated sentence at the same
-    distance loses nothing. Only in the first case does some head attend farther back than distance explains."""
-    model, rng = models.demo(), Random(5)
-    kinds = ("agreement", "copy", "habit")
-    effects, above = [], []
-    for _ in range(8):
-        text = " ".join(document(rng, sentences=1, kinds=[kind]).text for kind in kinds)
-        cut = am.segment_effects(model, text, progress=False)
-        assert len(cut.segments) == 4 and cut.loss is not None
-        effects.append(torch.stack((cut.loss[2, 1], cut.loss[3, 2])))
-        found = am.segment_attention(model, text, first=False)
-        excess = found.mass() - found.expected()
-        above.append(torch.stack((excess[..., 2, 1].flatten(), excess[..., 3, 2].flatten())))
-    copied, next_one = torch.stack(effects).T
-    assert float(copied.min()) > 1.0 and float(next_one.abs().max()) < 0.5
-    looks_at_source, elsewhere = torch.stack(above).mean(dim=0).amax(dim=-1)
-    assert float(looks_at_source) > 0.3 and float(looks_at_source) > 2 * float(elsewhere)
 
 
 def test_a_model_that_looks_ahead_has_kl_alone(tmp_path: Path) -> None:

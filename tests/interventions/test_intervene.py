@@ -390,27 +390,6 @@ def test_terms_of_the_scores_scaled(name: str) -> None:
             hooked.run(ids)
 
 
-@pytest.mark.parametrize("term", ["query_bias", "constant"])
-@pytest.mark.parametrize("name", ["bloom", "gpt2", "bert", "opt", "llama_bias", "qwen3_bias", "gemma2", "gpt_oss"])
-def test_what_is_constant_along_a_row_does_nothing_without_rotation_cap_or_sink(name: str, term: str) -> None:
-    hooked, ids = models.hooked(name), models.token_ids(name)
-    if name == "gemma2":
-        hooked = _capped()
-    clean = hooked.run(ids).logits
-    with hooked.intervene(Intervention.scale(term)):
-        dropped = hooked.run(ids).logits
-    moved = float((dropped - clean).abs().max())
-    if name in ("bloom", "gpt2", "bert", "opt"):
-        assert moved < 1e-5
-    else:
-        assert moved > 1e-2
-
-
-@cache
-def _capped() -> am.HookedModel:
-    return am.load(models.randomised(models.gemma2(attention_bias=True)))
-
-
 # -- single values ---------------------------------------------------------------------------------------------
 
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 import transformers
 from by_hand import z_changed, zeroed
-from own import Classifier, noise
-from own import randomised as own_randomised
 from torch import Tensor
 
 import attnmech as am
@@ -82,24 +80,6 @@ def test_classes_of_tokens_leave_out_padding_and_what_is_marked(kind: str) -> No
         torch.testing.assert_close(found.after[1, 1, number], torch.stack(values).mean(), rtol=1e-11, atol=1e-11)
         share = sum(int(logits[place].argmax()) == int(answers[number, place]) for place in places) / len(places)
         assert float(hits.after[1, 1, number]) == pytest.approx(share)
-
-
-def test_a_module_of_ones_own() -> None:
-    module, images = own_randomised(Classifier()), noise(6, 1, 6, 8)
-    model, labels = am.load(module, example=images), torch.tensor([0, 3, 6, 2, 2, 5])
-    found = am.ablate_heads(model, images, [(0, 0)], metric="cross_entropy", answers=labels)
-    with torch.no_grad():
-        expected = torch.nn.functional.cross_entropy(module(images).double(), labels, reduction="none")
-    torch.testing.assert_close(found.before, expected, rtol=1e-5, atol=1e-5)
-
-    def chosen(output: Tensor, batch: Batch) -> Tensor:
-        assert batch.answers is not None
-        return output[range(len(output)), batch.answers]
-
-    own = am.ablate_heads(model, images, [(0, 0)], metric=chosen, answers=labels)
-    with torch.no_grad():
-        torch.testing.assert_close(own.before, module(images)[range(6), labels].double(), rtol=1e-5, atol=1e-5)
-    assert own.metric == "chosen"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,6 @@ from typing import Any
 import centred
 import models
 import pytest
-import reference
 import torch
 from centred import F32, F64, LENGTHS, close, documents
 from torch import Tensor
@@ -185,55 +184,10 @@ def test_an_intervention_with_means_is_a_value(tmp_path: Path) -> None:
 # -- interventions -------------------------------------------------------------------------------------------
 
 
-def planted(name: str) -> am.HookedModel:
-    """A model in which L0H1 attends to the previous token by its biases alone: b_K is b_Q rotated by one step."""
-    model = models.randomised(
-        models.like_llama("Qwen2", d_head=None, heads=3, kv_heads=3, hidden=48, layers=1)
-        if name == "qwen2"
-        else models.gpt_neox(heads=3, d_head=16, layers=1, share=1.0),
-        dtype=F64,
-    )
-    key = torch.zeros(16, dtype=F64)
-    key[:8] = 5.0
-    # R_i b_Q · R_j b_K = |b|² Σ_p cos(ω_p (i − j − 1)): the largest where j = i − 1.
-    query = key @ reference.rotation(-1, 16, 10_000.0, F64)
-    with torch.no_grad():
-        attention = models.blocks_of(model)[0]
-        if name == "qwen2":
-            q, k = attention.self_attn.q_proj, attention.self_attn.k_proj
-            weights, biases = (q.weight[16:32], k.weight[16:32]), (q.bias[16:32], k.bias[16:32])
-        else:
-            fused = attention.attention.query_key_value
-            weight, bias = fused.weight.view(3, 3, 16, 48), fused.bias.view(3, 3, 16)
-            weights, biases = (weight[1, 0], weight[1, 1]), (bias[1, 0], bias[1, 1])
-        for value in weights:
-            value.mul_(0.1)
-        for value, given in zip(biases, (query, key), strict=True):
-            value.copy_(given)
-    return am.load(model)
-
-
 def attention_to_previous(model: am.HookedModel, ids: Tensor, *changes: Intervention) -> float:
     with model.intervene(*changes):
         pattern = model.run(ids, points=["pattern"])["pattern", 0][:, 1]
     return float(pattern.diagonal(offset=-1, dim1=1, dim2=2)[:, 3:].mean())
-
-
-@pytest.mark.parametrize("name", ["qwen2", "gpt_neox"])
-def test_a_planted_head_loses_the_previous_token_without_position_alone(name: str) -> None:
-    model, heads = planted(name), [(0, 1)]
-    corpus = torch.randint(3, 47, (12, 11), generator=torch.Generator().manual_seed(1))
-    ids = torch.randint(3, 47, (3, 11), generator=torch.Generator().manual_seed(2))
-    means = am.mean_qk(model, corpus)
-    before = attention_to_previous(model, ids)
-    without = {
-        term: attention_to_previous(model, ids, Intervention.scale(term, 0.0, heads, centre=means))
-        for term in ("position", "query_key", "key_bias", "query_bias")
-    }
-    assert before > 0.8
-    assert without["position"] < 0.3 and without["query_key"] > 0.75
-    shares = am.decompose_scores(model, ids, centre="mean").variance_shares
-    assert float(shares["position"][0, 1]) > 0.8
 
 
 CASES = ("llama", "gpt_neox", "gptj", "gemma2", "gpt_oss_yarn", "bloom", "gpt2", "qwen3_bias")

@@ -41,7 +41,7 @@ def joint_scatter(
         ]
         options = {
             "x": here[:, 0], "y": here[:, 1], "mode": "markers", "name": name, "text": text,
-            "hovertemplate": "%{text}<extra></extra>",
+            "hovertemplate": "%{text}<extra></extra>",  # noqa: RUF027 - plotly fills it
             "marker": {"color": colour, "symbol": symbol, "size": 3 if wide else 5, "opacity": 0.7},
         }  # fmt: skip
         if wide:

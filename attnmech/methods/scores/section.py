@@ -106,7 +106,7 @@ def score_sections(
             "model's output depends on it: attention is not explanation.",
             figures={"attention-map": attention},
             tab="look",
-            call="{measure}" if weighted else measured,
+            call="{measure}" if weighted else measured,  # noqa: RUF027 - the page fills it
             choices=(measure if weighted else MEASURE,),
             rounding=f"scores and their terms are {exact}; shares are off by at most 8e-06",
         ),
