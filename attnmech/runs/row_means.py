@@ -47,7 +47,8 @@ def closed(state: State, run: Run) -> State:
     summed = [name for name in SUMMED if name in here]
     if not run.corpus:
         return _each_alone(here, summed)
-    return by_group({**here, "first": run.documents.cpu()}, run.batch.contents, summed)
+    batch = run.batch
+    return by_group({**here, "first": run.documents.cpu()}, batch.contents, summed, digests=batch.digests)
 
 
 def _each_alone(state: State, summed: Sequence[str]) -> State:
@@ -85,6 +86,7 @@ class RowMeans(WithStatistics, TextResult):
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
         "first": Int[Tensor, " group"],
+        "digests": Int[Tensor, " group"],
         "values": Float[Tensor, "statistic layer head batch row"],
         "valid": Bool[Tensor, "statistic layer #head batch row"],
         "classes": Bool[Tensor, "batch class row"],
@@ -313,10 +315,13 @@ class RowMeans(WithStatistics, TextResult):
         """The indices, in each part of a difference, of the groups of texts that both parts have; None if groups do not
         match.
 
-        One of the parts may lack a text on which workers ended.
+        One of the parts may lack a text on which workers ended. If one tokenizer makes the same tokens of two texts and
+        the other does not, they do not match.
         """
         one, other = (part.state for part in self._two)
         if not self.paired or not torch.equal(one["modulus"], other["modulus"]):
+            return None
+        if len({part.documents for part in self._two}) == 1 and len(one["groups"]) != len(other["groups"]):
             return None
         _, *places = np.intersect1d(one["groups"].numpy(), other["groups"].numpy(), return_indices=True)
         return (places[0].tolist(), places[1].tolist()) if len(places[0]) else None

@@ -109,6 +109,17 @@ def test_tripled_texts_are_no_further_evidence(name: str, model: am.HookedModel)
     assert "(6 distinct)" in f"{thrice.lead} {thrice!r}" or "12 texts are copies" in note, thrice.lead
 
 
+@pytest.mark.parametrize("call", [am.attention_focus, am.odd_heads, am.variance_shares, am.residual_updates])
+def test_texts_with_the_same_tokens_are_one_text(call: Callable[..., Any], model: am.HookedModel) -> None:
+    words = models.WORDS[3:]
+    texts = [" ".join(words[(start + 2 * place) % 5] for place in range(4 + start)) for start in range(6)]
+    spaced = [text.replace(" ", "  ") for text in texts]
+    once, twice = call(model, iter(texts)), call(model, iter([*spaced, *texts]))
+    require_same(once, twice)
+    note = str(twice.to_frame().attrs.get("intervals", ""))
+    assert "(6 distinct)" in f"{twice.lead} {twice!r}" or "6 texts are copies" in note, twice.lead
+
+
 def test_a_text_in_two_shards_is_one_text(model: am.HookedModel) -> None:
     texts = [*IDS, *IDS[1:], IDS[0]]
     shards = [am.attention_focus(model, iter(texts), shard=(k, 2)) for k in range(2)]

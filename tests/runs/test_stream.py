@@ -305,7 +305,8 @@ def test_a_corpus_is_its_documents_together() -> None:
             one = {
                 name: value[..., order] if name.endswith(("sums", "counts")) else value for name, value in one.items()
             }
-        for name in one.keys() - {"groups", "first"}:
+            assert {int(hooked.encode(ids).digests) for ids in documents} == set(one["digests"].tolist())
+        for name in one.keys() - {"groups", "first", "digests"}:
             torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-9)
     for number, ids in enumerate(documents):
         alone = am.stream(hooked, ids, [Rows(1)])[0]

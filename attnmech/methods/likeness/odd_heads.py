@@ -135,6 +135,7 @@ class OddHeads(Summed):
         "update_counts": Float[Tensor, "of_updates class layer head group"],
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
+        "digests": Int[Tensor, " group"],
     }
     """The types of the entries of `state`."""
 
