@@ -21,9 +21,9 @@ from ...runs.gradients import tokens_at_once
 from ...runs.metrics import Metric, MetricLike
 from ...runs.progress import steps as progress_bar
 from ...runs.prompt_pairs import PromptPairs
-from ...runs.relevance import relevance_rules
 from ...runs.sweep import batches_of, prompts_of
 from .formulas import METHODS
+from .relevance import relevance_rules
 from .sums import Estimator
 
 

@@ -22,12 +22,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...errors import UnsupportedModelError
-from ..parts.mask import MaskRule, all_allow
+from ..parts.mask import HIDDEN, MaskRule, all_allow
 from .attend import attention_of_site
 from .replaced_mha import joined_masks, sort_mask
 
-_HIDDEN: Final = -1e4
-"""A number this low or lower, added to a score, hides the key."""
 _PRODUCTS: Final = ("matmul", "__matmul__", "bmm")
 _OF_THE_SHAPE: Final = frozenset(
     ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex", "element_size", "__len__", "__hash__")
@@ -267,7 +265,7 @@ def _filled(name: str, scores: Any, hidden: Any, value: Any) -> Any:
     made = scores._made
     if made.is_pattern:
         return _like(scores, zeroed=(*made.zeroed, mask)) if number == 0 else None
-    return _like(scores, seen=(*made.seen, ~mask)) if number <= _HIDDEN else None
+    return _like(scores, seen=(*made.seen, ~mask)) if number <= HIDDEN else None
 
 
 def _where(name: str, condition: Any, shown: Any, otherwise: Any) -> Any:

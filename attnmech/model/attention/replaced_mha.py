@@ -16,16 +16,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...errors import InputError, UnsupportedModelError
-from ..parts.mask import MaskRule
+from ..parts.mask import HIDDEN, MaskRule
 from .attend import Site, attend
 
 BIAS_KV: Final = "bias_kv"
 ZERO: Final = "zero"
 """The labels of the keys that are not tokens: the learned key of `add_bias_kv`, and the zeros of `add_zero_attn`."""
-
-_HIDDEN: Final = -1e4
-"""A number this low or lower, added to a score, hides the key: the softmax of a difference of 10⁴ is 0 in every
-precision."""
 
 _HOOKS: Final = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
@@ -280,7 +276,7 @@ def joined_masks(
     if visible is not None and visible.shape[1] > 1:
         shared = visible.any(dim=1, keepdim=True)
         if not torch.equal(shared.expand_as(visible), visible):
-            added.append(torch.where(shared & ~visible, _HIDDEN, 0.0))
+            added.append(torch.where(shared & ~visible, HIDDEN, 0.0))
         visible = shared
     position = _together(added, torch.add)
     if visible is None:
@@ -301,7 +297,7 @@ def sort_mask(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor
 
 def hides(mask: Tensor) -> Bool[Tensor, "..."]:
     """True where a mask hides a key: at True, at −∞, and at numbers low enough to have the same effect."""
-    return mask if mask.dtype == torch.bool else mask <= _HIDDEN
+    return mask if mask.dtype == torch.bool else mask <= HIDDEN
 
 
 def _together(parts: Sequence[Tensor], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:

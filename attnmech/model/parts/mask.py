@@ -17,8 +17,9 @@ _LEAST_ROWS: Final = 32
 """Blocks have at least this many rows: smaller ones would read the keys and values of a long text from memory too
 often."""
 
-_HIDDEN: Final = -1e4
-"""A mask hides a key if it adds this number or less to the score."""
+HIDDEN: Final = -1e4
+"""A number this low or lower, added to a score, hides the key: the softmax of a difference of 10⁴ is 0 in every
+precision."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:
     if mask is None:
         return MaskRule(texts, queries, keys, 0, 0, lambda text, head, query, key: key >= 0, None, device)
     seen = mask if mask.dtype == torch.bool else mask == 0
-    adds = mask.dtype != torch.bool and bool((mask[~seen] > _HIDDEN).any())
+    adds = mask.dtype != torch.bool and bool((mask[~seen] > HIDDEN).any())
     if mask.ndim != 4 or mask.shape[1] != 1 or adds:
         raise UnsupportedModelError(
             f"this model adds a tensor {list(mask.shape)} to its scores that is not a mask; attnmech cannot split it."

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.attribution.formulas import count_interval
+from attnmech.methods.attribution.relevance import relevance_rules
 from attnmech.model.parts.modules import submodule
-from attnmech.runs.relevance import relevance_rules
 
 BOTH: dict[str, Any] = {"nodes": "heads+mlps", **JUDGED}
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch
-from ..errors import InputError, UnsupportedModelError
-from ..maths.float64 import as_float64
-from ..maths.precision import pass_tolerance, step_tolerance
-from ..model.parts.norms import epsilon_of, frozen_norm, kind_of
-from ..model.parts.weights import bias_of
-from ..model.run.hooked import HookedModel
+from ...batch import Batch
+from ...errors import InputError, UnsupportedModelError
+from ...maths.float64 import as_float64
+from ...maths.precision import pass_tolerance, step_tolerance
+from ...model.parts.norms import epsilon_of, frozen_norm, kind_of
+from ...model.parts.weights import bias_of
+from ...model.run.hooked import HookedModel
 
 
 @contextmanager
