@@ -15,8 +15,8 @@ from transformers.models.llama import modeling_llama
 
 import attnmech as am
 from attnmech.errors import InputError
+from attnmech.methods.attribution import relevance
 from attnmech.methods.attribution.relevance import relevance_rules
-from attnmech.runs import relevance
 
 POINTS = ("resid_pre", "z", "attn_out", "mlp_out")
 
