@@ -162,24 +162,6 @@ with ThreadPoolExecutor(8) as pool:
         torch.testing.assert_close(found, here)
 """
 
-FORKED: Final = """
-import os, torch
-import attnmech as am
-model, text = am.load(), "Anna sang of shells."
-here = am.attention_focus(model, text).entropy
-torch.set_num_threads(1)  # a child's OpenMP has no threads, in plain torch too
-child = os.fork()
-if child == 0:
-    same = torch.allclose(am.attention_focus(model, text).entropy, here)
-    os._exit(0 if same else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-"""
-
 
 def test_other_threads_get_the_same_numbers() -> None:
     run(THREADS)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_process_gets_the_same_numbers() -> None:
-    run(FORKED)

@@ -131,6 +131,7 @@ def test_the_known_heads_are_named(gemma: Gemma) -> None:
         assert float(types.scores[kind][place]) == pytest.approx(expected, abs=1e-4), kind
 
 
+@pytest.mark.slow
 @IN_FLOAT32
 def test_the_report(gemma: Gemma) -> None:
     report = am.report(gemma.hooked, TEXTS[1])

@@ -112,16 +112,6 @@ def test_passes_over_a_corpus(demo: am.HookedModel, two: am.Ray, name: str) -> N
         )  # fmt: skip
 
 
-def test_one_worker_and_two_agree_bit_by_bit(demo: am.HookedModel, two: am.Ray) -> None:
-    (first,) = am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))], engine=two)
-    with am.Ray(workers=1) as one:
-        (second,) = am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))], engine=one)
-        one_process = one.processes()
-    assert len(one_process) == 1
-    for name in first:
-        assert torch.equal(first[name], second[name])
-
-
 def test_own_reducers_hooks_and_interventions(demo: am.HookedModel, two: am.Ray) -> None:
     factor = 0.5
     with demo.hooks({("z", 1): lambda z: z * factor}), demo.intervene(am.Intervention.zero([(0, 3)])):

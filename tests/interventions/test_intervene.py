@@ -441,17 +441,6 @@ def test_values_as_a_run_gives_them_are_those_of_the_shared_heads() -> None:
 # -- z, and the stream -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "opt_post", "gpt_oss"])
-def test_z_at_some_positions(name: str) -> None:
-    w = reference.layer_weights(models.plain(name), 0)
-    new = torch.randn(3, 7, len(w.W_Q), w.d_head, generator=torch.Generator().manual_seed(0))
-    for given in (new, new[:1], new[:, :1]):
-        made = in_heads([2, 0], in_rows((4, 1), lambda z, given=given: given.transpose(1, 2).expand_as(z)))
-        check(name, [Intervention.replace([(1, 2), (1, 0)], {1: given}, positions=[4, 1])], {1: ByHand(z=made)})
-    made = in_heads([2], in_rows((3,), torch.zeros_like))
-    check(name, [Intervention.zero([(1, 2)], positions=[3])], {1: ByHand(z=made)})
-
-
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama", "bert", "gemma2", "opt", "opt_post", "falcon_new", "gptj", "bloom", "mpt3", "gpt_oss"]
 )

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import attnmech as am
-from attnmech.runs.identity import digest_of, identity_of
+from attnmech.runs.identity import digest_of
 
 SCALE = 2.0
 
@@ -208,29 +208,6 @@ def test_a_model_counts_by_its_weights() -> None:
     model.run(models.token_ids("gpt2"))
     assert digest_of(scaled(model)) == before
     assert digest_of(scaled(am.load(changed))) != before
-
-
-def test_hooks_in_force_count_in_their_order() -> None:
-    def in_force(model: am.HookedModel) -> list[Any]:
-        whole = identity_of(model, "", {})
-        return [whole["code and values of the hooks"], whole["interventions"]]
-
-    model = models.hooked("gpt2")
-    assert in_force(model) == [[], []]
-    one, other = scaled(2.0), scaled(3.0)
-    found = []
-    for edits in ({("z", 0): one}, {("z", 0): other}, {("z", 1): one}, {("z", 0): one, ("z", 1): other}):
-        with model.hooks(edits):
-            found.append(in_force(model))
-    with model.hooks({("z", 0): one}), model.hooks({("z", 0): other}):
-        found.append(in_force(model))
-    with model.hooks({("z", 0): other}), model.hooks({("z", 0): one}):
-        found.append(in_force(model))
-    for value in (0.5, 0.25):
-        values = am.Values({0: torch.full((1, 1, 5, 4), value)}, "the same words")
-        with model.intervene(am.Intervention.replace([(0, 1)], values)):
-            found.append(in_force(model))
-    assert all(one != other for place, one in enumerate(found) for other in found[:place])
 
 
 ELSEWHERE = """

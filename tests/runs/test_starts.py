@@ -139,6 +139,7 @@ def test_what_is_left_out() -> None:
         Intervention.replace([(1, 0)], ONE, point="q"),
         Intervention.replace([(1, 0)], ONE, point="v"),
         Intervention.zero_values([(1, 2)], "first"),
+        Intervention.zero_values([(0, 1), (1, 2)], "first"),
         Intervention.remove_keys([(1, 2)], [1], positions=[3, 4]),
         Intervention.scale("key_bias", 0.5, [(1, 2)]),
         Intervention.stream("resid_pre", [1], {1: torch.ones(1, 1, 20)}),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import models
-import naive
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -374,25 +373,6 @@ def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path) -> None:
                     else:
                         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert whole[1]["sums"].shape[-1] == len(documents)
-
-
-@pytest.mark.usefixtures("many_batches")
-def test_intervals_are_over_the_documents() -> None:
-    hooked = models.hooked("gpt2", torch.float64)
-    documents = documents_of("gpt2", LENGTHS)
-    focus, _ = am.stream(hooked, iter(documents), [am.results.AttentionFocus.reducer(), Rows(21)])
-    sums, counts = [], []
-    for ids in documents:
-        rows = am.attention_focus(hooked, ids).by_row("entropy")[:, :, 0, 1:].double()
-        sums.append(rows.nansum(dim=-1))
-        counts.append((~rows.isnan()).sum(dim=-1).double())
-    torch.testing.assert_close(focus.mean("entropy"), sum(sums) / sum(counts), rtol=1e-9, atol=0)
-    found = focus.interval("entropy")
-    assert found is not None
-    for layer, head in itertools.product(range(hooked.n_layers), range(hooked.n_heads)):
-        one_by_one = ([float(each[layer, head]) for each in every] for every in (sums, counts))
-        wanted = naive.t_interval(*one_by_one)
-        assert (float(found[0][layer, head]), float(found[1][layer, head])) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_nothing_of_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
