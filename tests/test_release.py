@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -37,20 +36,6 @@ def test_the_citation_and_the_archive_agree_with_the_package() -> None:
     assert PROJECT["keywords"] == CITATION["keywords"] == archive["keywords"]
     assert PROJECT["urls"]["Homepage"] == CITATION["repository-code"]
     assert [linked["identifier"] for linked in archive["related_identifiers"]] == [CITATION["repository-code"]]
-
-
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
-
-
-@pytest.mark.parametrize("path", FORMS, ids=[path.stem for path in FORMS])
-def test_an_issue_form_is_one_that_github_reads(path: Path) -> None:
-    form = read(str(path.relative_to(ROOT)))
-    assert form.keys() == {"name", "description", "labels", "body"}
-    assert {field["type"] for field in form["body"]} <= {"input", "textarea"}
-    names = [field["id"] for field in form["body"]]
-    assert len({*names}) == len(names) and names[-1] == "versions"
-    assert all(field["attributes"].keys() <= {"label", "description", "render"} for field in form["body"])
-    assert all(field.keys() <= {"type", "id", "attributes", "validations"} for field in form["body"])
 
 
 RUNS_CODE = {"eval", "exec", "torch.load", "joblib.load", "yaml.load", "pandas.read_pickle", "cloudpickle.loads"}

@@ -28,19 +28,6 @@ def test_a_name_of_a_model(model: am.HookedModel, name: str) -> None:
     )  # fmt: skip
 
 
-def test_what_the_first_ones_say(model: am.HookedModel) -> None:
-    with pytest.raises(AttributeError) as raised:
-        model.run_with_cache(TEXT)
-    assert str(raised.value) == (
-        "'HookedModel' has no 'run_with_cache'; TransformerLens's `run_with_cache` is "
-        '`acts = model.run(text, points=["pattern"])`, which keeps the points you name; then `acts["pattern", 3]`.'
-    )
-    with pytest.raises(AttributeError, match=re.escape("is `model.encode(text).tokens[0]`.")):
-        model.to_str_tokens(TEXT)
-    with pytest.raises(AttributeError, match=r"^'HookedModel' has no 'nonsense'$"):
-        model.nonsense
-
-
 @pytest.mark.parametrize("name", sorted(OF_CACHE))
 def test_a_name_of_a_cache(model: am.HookedModel, name: str) -> None:
     if name in ("items", "keys"):

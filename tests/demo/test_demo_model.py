@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,7 +13,7 @@ from transformers import BloomForCausalLM, PreTrainedTokenizerFast
 
 import attnmech as am
 from attnmech.demo import model_folder
-from attnmech.demo.evaluate import evaluate, head_figures, held_out_tokens, load, loss_figures, main
+from attnmech.demo.evaluate import evaluate, head_figures, held_out_tokens, load, loss_figures
 from attnmech.demo.grammar import document
 from attnmech.demo.sequences import repeated_tokens
 from attnmech.demo.tokenizer import build_tokenizer
@@ -110,17 +109,6 @@ def test_weights_are_stored_in_bfloat16_and_run_in_float32(
         assert all(torch.equal(weights[name], stored[name].to(model.dtype)) for name in stored)
     assert shipped[0].dtype == am.load().dtype == am.untrained(am.load()).dtype == torch.float32
     assert am.load(model_folder()).dtype == torch.bfloat16  # a folder's own precision
-
-
-def test_evaluate_refuses_what_it_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options, said in (
-        (["--cases", "0"], "--cases must be at least 1"),
-        (["--model", str(tmp_path)], "expected a folder with a config.json"),
-    ):
-        with pytest.raises(SystemExit) as left:
-            main(options)
-        assert left.value.code == 2
-        assert said in capsys.readouterr().err
 
 
 def test_importing_the_package_is_light() -> None:

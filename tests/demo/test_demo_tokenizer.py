@@ -71,20 +71,3 @@ def test_the_paragraph_is_in_the_language() -> None:
     tokens = TOKENIZER.encode(PARAGRAPH)
     assert 45 <= len(tokens) <= 70
     assert min(tokens[1:]) >= FIRST_WORD
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Boats are lovely.",
-        "When Mary and John went to the store, John gave a drink to Mary.",
-        "The keys to the cabinet are on the table.",
-        "My friend has a very old dog, and she loves it.",
-        "Why do the children like stories about dragons?",
-        "I think that some of these paintings were made by a famous artist.",
-    ],
-)
-def test_an_ordinary_sentence_has_few_tokens_a_word(text: str) -> None:
-    tokens = TOKENIZER.tokenize(text)
-    assert len(tokens) <= 1.6 * len(text.split())
-    assert not [token for token in tokens if token.startswith("<0x")]

@@ -118,21 +118,3 @@ def test_the_command_writes_folders_that_load(tmp_path: Path, capsys: pytest.Cap
     assert all(torch.equal(stored[name], last[name].bfloat16()) for name in stored)
     for file in (tmp_path / "model").glob("*.json"):
         assert str(tmp_path) not in file.read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--steps", "0"], "--steps must be at least 1; got 0"),
-        (["--until", "-3"], "--until must be at least 1; got -3"),
-        (["--device", "nowhere"], "--device nowhere cannot be used here"),
-    ],
-)
-def test_bad_options_are_refused(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["--out", str(tmp_path / "model"), *options])
-    assert left.value.code == 2
-    assert said in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

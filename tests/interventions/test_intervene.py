@@ -626,28 +626,6 @@ def test_what_changes_nothing_changes_no_bit(name: str) -> None:
             assert torch.equal(hooked.run(inputs).logits, clean.logits), nothing
 
 
-def test_texts_beside_the_changed_ones_keep_every_bit() -> None:
-    """Sweeps put several changes into one batch."""
-    hooked, ids = models.hooked("llama_bias"), models.token_ids("llama_bias", batch=4)
-    clean = hooked.run(ids).logits
-    for each in (
-        Intervention.scale("key_bias", 0.0, [(1, 2)]),
-        Intervention.remove_keys([(1, 2)], [3]),
-        Intervention.attend([(1, 2)], "uniform"),
-        Intervention.reweight([(1, 2)], "first", 0.3),
-        Intervention.zero_values([(1, 2)], "first"),
-        Intervention.zero([(1, 2)]),
-        Intervention.stream("mlp_out", [1]),
-    ):
-        with hooked.intervene(each):
-            alone = hooked.run(ids).logits
-        with hooked.in_force.applying([hooked.applied(each, slice(1, 3))]):
-            some = hooked.run(ids).logits
-        assert torch.equal(some[[0, 3]], clean[[0, 3]]), each
-        torch.testing.assert_close(some[1:3], alone[1:3], rtol=1e-6, atol=1e-6)
-        assert not torch.equal(some[1:3], clean[1:3])
-
-
 # -- rows in blocks ------------------------------------------------------------------------------------------------
 
 

@@ -85,17 +85,6 @@ def test_shards_merge_into_the_whole(per_position: bool) -> None:
         parts[0].merged(3)  # type: ignore[arg-type]
 
 
-def test_means_with_and_without_bos_are_not_merged(tmp_path: Path) -> None:
-    model = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
-    path = tmp_path / "corpus.txt"
-    path.write_text("the keys are here\na dog and the keys\n")
-    one, same = (am.mean_qk(model, am.Corpus(path), shard=(number, 2)) for number in (0, 1))
-    other = am.mean_qk(model, am.Corpus(path), shard=(1, 2), bos=False)
-    assert len(one.merged(same).texts) == 2
-    with pytest.raises(InputError, match="same model, layers, options and hooks"):
-        one.merged(other)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_nothing_to_take_a_mean_over() -> None:
     model = models.hooked("llama")

@@ -142,6 +142,8 @@ def test_what_is_left_out() -> None:
         Intervention.zero_values([(0, 1), (1, 2)], "first"),
         Intervention.remove_keys([(1, 2)], [1], positions=[3, 4]),
         Intervention.scale("key_bias", 0.5, [(1, 2)]),
+        Intervention.attend([(1, 2)], "uniform"),
+        Intervention.reweight([(1, 2)], "first", 0.3),
         Intervention.stream("resid_pre", [1], {1: torch.ones(1, 1, 20)}),
     ],
     ids=lambda change: f"{change.point} {change.edit}",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import InputError, JournalError, OutputError
+from attnmech.errors import JournalError, OutputError
 from attnmech.runs.journal import kept
 
 
@@ -214,12 +214,3 @@ def test_another_run_under_way(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no folder"):
         resumed(journal=tmp_path / "no" / "journal", method="mean", reference=reference())
     assert not read
-
-
-@pytest.mark.parametrize("method", [am.ablate_heads, am.null_attention, am.prune_heads, am.head_importance])
-def test_an_unknown_option_is_named_before_anything_runs(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = models.hooked("gpt2")
-    monkeypatch.setattr(type(model), "forward", None)
-    message = f"`{method.__name__}` has no argument `memroy`; try `memory`. Its arguments are model, inputs, "
-    with pytest.raises(InputError, match=re.escape(message)):
-        method(model, models.token_ids("gpt2"), memroy=2.0)
