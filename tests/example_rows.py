@@ -1,5 +1,6 @@
 """Example rows of one head by a naive search over captured patterns."""
 
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -49,19 +50,26 @@ def largest(row: list[float], position: int) -> float | None:
     return float(torch.tensor(max(others), dtype=torch.float32)) if others else None
 
 
+@cache
+def patterns(model: am.HookedModel, texts: tuple[Tensor, ...], layer: int) -> list[Tensor]:
+    """The pattern of each text alone in a layer, `[head query key]`; texts of the same tensors are run once."""
+    return [model.run(ids[None], points=["pattern"], layers=[layer])["pattern", layer][0] for ids in texts]
+
+
 def naive(
     model: am.HookedModel, texts: list[Tensor], layer: int, head: int, seed: int = 0, value: Any = largest
 ) -> list[Row]:
     """The rows of one head that count, text by text."""
     rows = []
-    for number, ids in enumerate(texts):
-        pattern = model.run(ids[None], points=["pattern"])["pattern", layer][0, head].tolist()
-        for position, row in enumerate(pattern):
+    for number, (ids, pattern) in enumerate(zip(texts, patterns(model, tuple(texts), layer), strict=True)):
+        # Weights are stored in float32; of equal ones, the first key comes first.
+        rounded = pattern[head].float().tolist()
+        for position, row in enumerate(pattern[head].tolist()):
             strength = value(row, position)
             if strength is None:
                 continue
             before = int(ids[position - 1]) if position else -1
-            keys = sorted(range(position + 1), key=lambda key: (-torch.tensor(row[key]).float().item(), key))
+            keys = sorted(range(position + 1), key=lambda key: (-rounded[position][key], key))
             place = hash_of(seed, layer, head, number, position)
             bigram = before, int(ids[position])
             rows.append(Row(strength, number, position, bigram, place, tuple(keys[:8])))

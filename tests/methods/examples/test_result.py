@@ -101,11 +101,11 @@ def test_value_weighted_is_the_largest_product() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_update_is_the_magnitude_of_the_head(name: str) -> None:
     """Gemma 2 has a norm between attention and stream, whose factor differs from row to row."""
-    model = models.hooked(name, torch.float64)
+    model, texts = models.hooked(name, torch.float64), TEXTS[:24]
     layer, head = 1, 2
-    examples = am.examples(model, iter(TEXTS), by="update", k=4)
+    examples = am.examples(model, iter(texts), by="update", k=4)
     rows = []
-    for number, ids in enumerate(TEXTS):
+    for number, ids in enumerate(texts):
         value = am.residual_updates(model, ids).by_row("magnitude")[layer, head, 0]
         rows += [
             Row(float(value[i].float()), number, i, (int(ids[i - 1]), int(ids[i])), 0, ()) for i in range(1, len(ids))
@@ -114,7 +114,7 @@ def test_update_is_the_magnitude_of_the_head(name: str) -> None:
     chosen = examples.examples_of(layer, head)
     assert places(chosen) == places_of(expected)
     assert [example.value for example in chosen] == pytest.approx([row.value for row in expected], rel=1e-6)
-    patterns = am.examples(model, iter(TEXTS), k=4).examples_of(layer, head, "random")
+    patterns = am.examples(model, iter(texts), k=4).examples_of(layer, head, "random")
     again = examples.examples_of(layer, head, "random")
     shared = {(row.text, row.position): row.keys for row in patterns}
     assert any((row.text, row.position) in shared for row in again)

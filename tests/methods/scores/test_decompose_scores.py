@@ -328,6 +328,16 @@ def test_a_saved_result_comes_back_whole(name: str, fold_norm: bool, tmp_path: P
     pd.testing.assert_frame_equal(back.to_frame(), split.to_frame(), rtol=1e-4)
 
 
+def test_a_result_stays_as_it_is_when_the_model_is_trained_on() -> None:
+    model = models.fresh("gpt2")
+    split = am.decompose_scores(am.load(model), models.token_ids("gpt2"))
+    before = {term: value.clone() for term, value in split.terms.items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1).add_(0.01)
+    assert all(torch.equal(split.terms[term], value) for term, value in before.items())
+
+
 def test_the_frame_has_a_row_a_head() -> None:
     split = split_of("bloom", layers=[1])
     frame = split.to_frame()
