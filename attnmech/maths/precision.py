@@ -57,6 +57,13 @@ def steps_rounding(dtype: torch.dtype) -> float:
     return 4 * torch.finfo(dtype).eps
 
 
+def score_rounding(dtype: torch.dtype) -> float:
+    """Returns the share by which scores of two implementations may differ: eager attention rounds queries, keys and
+    scores to a model's precision and, even in a float64 model, scores to float32 for the softmax.
+    """
+    return max(steps_rounding(dtype), torch.finfo(torch.float32).eps)
+
+
 def computed_in(value: Tensor) -> torch.dtype:
     """Returns float32 for a float64 tensor whose values are float32 up to a few roundings of its rows; otherwise its
     type.

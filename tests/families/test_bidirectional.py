@@ -10,6 +10,8 @@ import transformers
 
 import attnmech as am
 from attnmech.errors import CertificateError
+from attnmech.model.proof.certify import certify_with
+from attnmech.model.proof.probe import Passes
 
 SIZES = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40,
@@ -84,6 +86,30 @@ def test_a_head_with_large_scores_is_certified(dtype: torch.dtype, size: float) 
         attention.q_proj.bias[:8] += 2 * size
         attention.k_proj.bias[:8] -= 2 * size
     assert am.load(plain).certificate.ok
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "attention", "seed", "layer"),
+    [
+        ("gpt_neox", torch.float64, "sdpa", 5, 2),
+        ("gpt_neox", torch.float64, "eager", 5, 2),
+        ("llama", torch.float32, "sdpa", 1, 1),
+    ],
+)
+def test_rounding_of_large_scores_is_not_charged_to_later_layers(
+    kind: str, dtype: torch.dtype, attention: str, seed: int, layer: int
+) -> None:
+    """Two keys share a row's attention at scores of 1e4 to 1e5; the rounding of their scores moves later patterns."""
+    plain = models.in_attention(tiny.model_of(kind, dtype=dtype, seed=seed), attention)
+    with torch.no_grad():
+        for name, value in plain.named_parameters():
+            if f"layers.{layer}." in name and any(part in name for part in ("query_key_value", "q_proj", "k_proj")):
+                value.mul_(100)
+    model = am.load(plain)
+    assert model.certificate.ok
+    passes = Passes(model)
+    passes.eager.attentions[layer + 1][0, :, :, 0] += 1e-3
+    assert [check.name for check in certify_with(passes).failed] == ["attentions"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

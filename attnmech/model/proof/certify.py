@@ -274,7 +274,10 @@ class _Statements(EditChecks):
 
     def _transformers(self) -> Check:
         statement = f"output = output of {'the module itself' if self.model.is_own else 'plain transformers'}"
-        return self.compare("transformers", statement, _EVERY_POINT, self._output, self.passes.plain)
+        return self.compare("transformers", statement, _EVERY_POINT, self._output, self.passes.plain, again=self._again)
+
+    def _again(self) -> Tensor:
+        return self.output(self.batch)
 
     @cached_property
     def _output(self) -> Tensor:
@@ -309,7 +312,7 @@ class _Statements(EditChecks):
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
             return Check("bridge", statement, (), None, detail=first_line(error))
         self.lens_hooks = (*self._lens_hooks(ours, cache), *self._result_hook)
-        check = self.compare("bridge", statement, (), self._output, theirs)
+        check = self.compare("bridge", statement, (), self._output, theirs, again=self._again)
         if not check.passed and self.plan.trusted == "sdpa":
             return replace(check, detail=f"{check.detail}; the bridge runs transformers' eager attention")
         wrong = [hook.point for hook in self.lens_hooks if hook.verdict == "differs"]
@@ -359,12 +362,16 @@ class _Statements(EditChecks):
         if not check.passed:
             return replace(check, detail=f"other tokens in the padding: {check.detail}")
         everywhere = torch.ones_like(alone[..., 0]) > 0
-        check = self.compare("padding", statement, _EVERY_POINT, padded, alone, real=everywhere)
+        check = self.compare(
+            "padding", statement, _EVERY_POINT, alone, padded, real=everywhere, again=lambda: self.by_token(text)
+        )
         if not check.passed:
             return replace(check, detail=f"a text alone and padded on the right: {check.detail}")
         # Without padding, sdpa attention may be given no mask, and then decides by itself which keys a token sees.
         for theirs in self.plain_by_token(text):
-            check = self.compare("padding", statement, _EVERY_POINT, alone, theirs, real=everywhere)
+            check = self.compare(
+                "padding", statement, _EVERY_POINT, alone, theirs, real=everywhere, again=lambda: self.by_token(text)
+            )
         return check if check.passed else replace(check, detail=f"transformers with a text alone: {check.detail}")
 
     def _texts(self) -> Check:

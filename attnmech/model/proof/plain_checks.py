@@ -6,9 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...maths.precision import (
-    steps_rounding,
-)
+from ...maths.precision import score_rounding
 from ..attention.local_global import patterns_of
 from ..parts.certificate import Check
 from .probe import (
@@ -45,7 +43,8 @@ def same_streams(probe: Probe) -> Check | Statement:
             expected = states[probe.stack.running.index(layer)].to(probe.wide)
             keep = run.real(probe.stack.label) & comes_through(probe, expected)
             allowed = by_row(expected, probe.whole)
-            yield probe.compared(run, layer, probe.at(run, "resid_pre", layer), expected, allowed, keep)
+            ours = probe.at(run, "resid_pre", layer)
+            yield probe.conditioned(run, layer, "resid_pre", ours, expected, allowed, keep)
 
     return Statement("streams", statement, FROM_STREAM, comparisons, probe.whole)
 
@@ -74,15 +73,12 @@ def same_patterns(probe: Probe) -> Check | Statement:
         if probe.block(run, layer).sink is not None:
             # Some families return the row as it would be without its sink.
             ours, theirs = (rows / rows.sum(dim=-1, keepdim=True) for rows in (ours, theirs))
-        # Eager attention rounds queries, keys and scores to the model's precision; in the softmax, that is a
-        # factor.
+        # In the softmax, the rounding of a score is a factor.
         scores = probe.at(run, "scores", layer).masked_fill(~probe.block(run, layer).visible, 0.0)
         largest = scores.abs().amax(dim=-1, keepdim=True)
-        # Even in a float64 model, it rounds scores to float32 for the softmax.
-        rounding = max(steps_rounding(probe.model.dtype), torch.finfo(torch.float32).eps)
-        factor = torch.expm1(rounding * largest)
+        factor = torch.expm1(score_rounding(probe.model.dtype) * largest)
         allowed = probe.whole * theirs.sum(dim=-1, keepdim=True) + factor * torch.maximum(ours, theirs)
-        yield probe.compared(run, layer, ours, theirs, allowed, keep)
+        yield probe.conditioned(run, layer, "pattern", ours, theirs, allowed, keep)
 
     return Statement("attentions", statement, ("pattern",), comparisons, probe.whole)
 
