@@ -68,6 +68,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         metadata = file.metadata() or {}
         if unknown := metadata.keys() - {_HEADER, _DIGEST, "format"}:  # such as a damaged name of the digest
             raise ValueError(f"its header has an unknown entry {min(unknown)!r}")
+        if _HEADER not in metadata:
+            raise ValueError(f"its header has no entry {_HEADER!r}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
         return tensors, json.loads(metadata[_HEADER])
 

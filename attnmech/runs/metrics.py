@@ -297,8 +297,9 @@ class Metric:
     def require_own_texts(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
         """Raises `InputError` for a user's function whose number for a text changes with padding or with other texts.
 
-        It is tried on an existing output: on two texts, each alone and both in each order; a function that takes only
-        all texts, on texts beside others with the opposite output. A single text is tried beside its opposite.
+        It is tried on copies of an existing output, which it may change in place: on two texts, each alone and both in
+        each order; a function that takes only all texts, on texts beside others with the opposite output. A single text
+        is tried beside its opposite.
         """
         self._require_no_padding(output, batch)
         texts = len(batch.ids)
@@ -316,8 +317,8 @@ class Metric:
 
     def _same_beside_others(self, output: Float[Tensor, "*output"], batch: Batch) -> bool:
         """Whether texts have the same numbers beside other texts."""
-        texts = len(batch.ids)
-        one, other = 0, texts - 1
+        # Numbers of copies could hide what mixes them, so the other is the last text that differs from the first.
+        one, other = 0, max((batch.digests != batch.digests[0]).nonzero().flatten().tolist(), default=0)
         two = torch.stack((output[one], output[other] if other else -output[one]))
         two = two.double() if float64_device(two.device) == two.device else two
 
@@ -329,12 +330,13 @@ class Metric:
             alone = torch.cat((numbers([0]), numbers([1])))
             pairs = numbers([0, 1]), numbers([1, 0]).flip(0)
         except Exception:  # it may hold a tensor with an entry for each text
-            if not other:
+            texts = len(batch.ids)
+            if texts == 1:
                 return True
             half = torch.arange(texts, device=output.device) < (texts + 1) // 2
             half = half.reshape(-1, *[1] * (output.ndim - 1))
             first, second = (self.of_whole(torch.where(kept, output, -output), batch) for kept in (half, ~half))
-            whole, half = self.of_whole(output, batch), half.flatten().to(first.device)
+            whole, half = self.of_whole(output.clone(), batch), half.flatten().to(first.device)
             return bool(torch.where(half, first, second).isclose(whole, rtol=1e-6, atol=0.0, equal_nan=True).all())
         # A function may compute in float32, and its number may be a difference of large ones.
         rounding = 1e-5 * float(alone[alone.isfinite()].abs().sum()) + 1e-7 * float(two[two.isfinite()].abs().max())
@@ -346,7 +348,8 @@ class Metric:
             return
         real = batch.mask.to(output.device).reshape(*batch.mask.shape, *[1] * (output.ndim - 2))
         with torch.no_grad():
-            values, others = self.of_whole(output, batch), self.of_whole(torch.where(real, output, -output), batch)
+            values = self.of_whole(output.clone(), batch)
+            others = self.of_whole(torch.where(real, output, -output), batch)
         reading = (~values.isclose(others, rtol=1e-6, atol=0.0, equal_nan=True)).nonzero()
         if len(reading):
             raise InputError(

@@ -197,7 +197,14 @@ def _separated(separators: str) -> Callable[[Readable, Unpack, str | None], Iter
         _, header = next(rows, (0, []))
         sample = list(islice(rows, ROWS_AT_ONCE))
         of_text = [name for place, name in enumerate(header) if any(not _is_number(row[place]) for _, row in sample)]
-        place = header.index(_chosen(path, header, header if len(header) == 1 else of_text, column)) if header else 0
+        chosen = _chosen(path, header, header if len(header) == 1 else of_text, column) if header else ""
+        numbers = [cell for cell in header if cell and cell != chosen and _is_number(cell)]
+        if numbers and column is None and chosen != _COLUMN:
+            raise InputError(
+                f"{path} seems to have no header: its first row holds the number {numbers[0]!r}. Add a first row with "
+                "the names of the columns, or give the option column."
+            )
+        place = header.index(chosen) if header else 0
         yield from (row[place] for _, row in chain(sample, rows))
 
     return read
@@ -282,7 +289,7 @@ _TABLES: Final[Mapping[str, Callable[[Readable, Unpack, str | None], Iterator[st
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,
-    ".csv": _separated(",;\t"),
+    ".csv": _separated(",;\t|"),
     ".tsv": _separated("\t"),
     ".parquet": _parquet,
 }

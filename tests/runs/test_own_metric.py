@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import models
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -108,6 +109,31 @@ def test_every_kind_of_mixing_is_refused(kind: str) -> None:
         if len(texts) == 3 or "by order" not in kind:
             with pytest.raises(InputError, match="mixes texts"):
                 am.ablate_heads(models.hooked("gpt2"), texts, [(0, 1)], metric=MIXING[kind])
+
+
+@pytest.mark.parametrize("kind", ["minus the mean", "sorted", "the same for all"])
+def test_copies_do_not_hide_what_mixes_texts(kind: str) -> None:
+    for texts in ([*TEXTS[:2], TEXTS[0]], [TEXTS[0], TEXTS[0]]):
+        with pytest.raises(InputError, match="mixes texts"):
+            am.ablate_heads(models.hooked("gpt2"), texts, [(0, 1)], metric=MIXING[kind])
+
+
+@pytest.mark.parametrize("call", ["ablate_set", "patch", "attribute", "steer"])
+def test_a_metric_may_change_the_logits_in_place(call: str) -> None:
+    model, place = models.hooked("gpt2"), lambda logits, batch: (range(len(logits)), batch.lengths - 1, 2)
+    frames = [
+        EVERY[call](model, TEXTS, metric=metric).to_frame()
+        for metric in (
+            lambda logits, batch: logits.div_(3.0).add_(1.0)[place(logits, batch)],
+            lambda logits, batch: (logits / 3.0 + 1.0)[place(logits, batch)],
+        )
+    ]
+    pd.testing.assert_frame_equal(*frames)
+
+
+def test_a_step_in_place_that_a_gradient_needs_is_named() -> None:
+    with pytest.raises(InputError, match=r"changes in place a tensor that its own gradient needs; use .* x\.mul_\(2\)"):
+        am.head_importance(models.hooked("gpt2"), TEXTS, metric=lambda logits, batch: last(logits, batch).exp().mul_(2))
 
 
 def test_one_text_and_texts_in_batches_of_one_are_tried_beside_their_opposite() -> None:

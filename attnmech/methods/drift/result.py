@@ -18,7 +18,7 @@ from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.lines import lines_by_layer
 from ...draw.section import Section
-from ...draw.text import quoted, shorten, visible_token
+from ...draw.text import quoted, shorten, visible_token, with_minus_signs
 from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
@@ -393,7 +393,7 @@ class ResidualDrift(DriftByToken):
             return f"On {texts}, there is no ordinary token to measure."
         first, last = min(layers), max(layers)
         rank = [10 ** float(self.mean("log_rank")[layer]) - 1 for layer in (first, last)]
-        return (
+        return with_minus_signs(
             f"On {texts}, the mean cosine between a token's stream ({PLACE_WORDS[self.at]}) and its own embedding is "
             f"{float(self.cosine[first]):.2f} in layer {first} and {float(self.cosine[last]):.2f} in layer {last} "
             f"(two tokens of a text: {float(self.anisotropy[first]):.2f} and {float(self.anisotropy[last]):.2f}); "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...activations.activations import Activations
 from ...basics.arguments import shown
+from ...basics.messages import first_line
 from ...batch import Batch
 from ...errors import InputError
 from ...points import PointKey
@@ -25,7 +26,7 @@ def run_with_gradients(passes: CheckedPasses, batch: Batch, keys: Sequence[Point
     """
     batch = batch.differentiable
     wanted = Pass(batch, frozenset(keys), gradients=True)
-    with torch.enable_grad(), _naming_inference_tensors():
+    with torch.enable_grad(), _naming_undifferentiable():
         logits = passes.run(wanted)
         if logits is None:
             raise InputError("gradients_of needs logits; this model was loaded without a head on top.")
@@ -41,11 +42,18 @@ def run_with_gradients(passes: CheckedPasses, batch: Batch, keys: Sequence[Point
 
 
 @contextmanager
-def _naming_inference_tensors() -> Iterator[None]:
-    """Raises `InputError` where torch cannot differentiate because of tensors made in inference mode."""
+def _naming_undifferentiable() -> Iterator[None]:
+    """Raises `InputError` where torch cannot differentiate because of tensors made in inference mode or changed in
+    place.
+    """
     try:
         yield
     except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            raise InputError(
+                "a metric, hook or intervention changes in place a tensor that its own gradient needs; use steps such "
+                f"as x * 2 instead of x.mul_(2) ({first_line(error)})."
+            ) from error
         if "nference tensor" not in str(error):
             raise
         raise InputError(
