@@ -150,9 +150,10 @@ def test_what_is_left_out() -> None:
 )
 def test_changes_before_z_need_the_attention(change: Intervention) -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    both = (change, Intervention.zero([(1, 1)]))
-    found = am.sweep(hooked, ids, [both, (change,)]).after
-    expected = torch.stack([whole_pass(hooked, ids, each) for each in (both, (change,))])
+    zero = Intervention.zero([(1, 1)])
+    changes = [(zero, change), (zero,), (change,)]  # in one batch, so one change must leave the others' texts alone
+    found = am.sweep(hooked, ids, changes).after
+    expected = torch.stack([whole_pass(hooked, ids, each) for each in changes])
     torch.testing.assert_close(found, expected.double(), rtol=2e-6, atol=1e-9)
 
 
