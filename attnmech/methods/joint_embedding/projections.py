@@ -1,11 +1,9 @@
 """Projects points to 2 or 3 dimensions with scikit-learn (PCA, t-SNE), umap-learn, PaCMAP or openTSNE."""
 
-import io
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, TypeAlias
@@ -114,32 +112,12 @@ def _pca(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) 
     return Projection(place(points), place)
 
 
-class _Iterations(io.TextIOBase):
-    """Hears of the iterations of scikit-learn's t-SNE, which only prints them; all else is printed as before."""
-
-    def __init__(self, printed: Any, iterations: int, watch: Watch) -> None:
-        self._printed, self._iterations, self._watch, self._ends_line = printed, iterations, watch, False
-
-    def write(self, text: str) -> int:
-        """Calls `watch`, whose errors end the projection."""
-        if text.startswith("[t-SNE]"):
-            words = text.split(maxsplit=3)
-            if words[1] == "Iteration":
-                self._watch(int(words[2].rstrip(":")) / self._iterations)
-            self._ends_line = True
-        else:
-            if text != "\n" or not self._ends_line:
-                self._printed.write(text)
-            self._ends_line = False
-        return len(text)
-
-
 def _tsne(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
     from sklearn.manifold import TSNE
 
-    made = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, init="pca", random_state=seed, verbose=2)
-    with redirect_stdout(_Iterations(sys.stdout, made.max_iter, watch)):
-        return Projection(made.fit_transform(points), None)
+    made = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, init="pca", random_state=seed)
+    # scikit-learn only prints its iterations, and the process's output is the user's, so `watch` hears nothing.
+    return Projection(made.fit_transform(points), None)
 
 
 def _umap(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
