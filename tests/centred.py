@@ -177,17 +177,12 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float, size: float = 0.0) -> 
     assert difference <= tolerance * size, f"off by {difference:.2e}, largest {size:.2e}"
 
 
-def means_by_hand(model: am.HookedModel, inputs: Any, **fields: Any) -> am.results.MeanQK:
-    """Means with the model's provenance, and with these sums, counts and texts."""
-    return replace(am.mean_qk(model, inputs), **fields)
-
-
 def at_biases(name: str, model: am.HookedModel, inputs: Any) -> am.results.MeanQK:
     """Means that are the model's biases: q̄ = b_Q, k̄ = b_K."""
     layers = [reference.layer_weights(models.plain(name, F64), layer) for layer in range(model.n_layers)]
     one, none = torch.ones(1, dtype=torch.long), torch.zeros(0, dtype=torch.long)
-    return means_by_hand(
-        model, inputs,
+    return replace(
+        am.mean_qk(model, inputs),
         query_sums=torch.stack([torch.stack(each.b_Q)[None] for each in layers]),
         key_sums=torch.stack([torch.stack(each.b_K)[None] for each in layers]),
         query_counts=one, key_counts=one, texts=none,
