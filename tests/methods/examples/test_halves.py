@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import models
 import planted
@@ -140,18 +140,6 @@ def test_p_is_nan_without_rows_in_a_half() -> None:
     frame = examples.halves()
     assert frame["odd_rows"].eq(0).all() and frame["odd_relation"].eq("").all() and frame["even_rows"].gt(0).all()
     assert frame["p"].isna().all() and frame["distance"].isna().all()
-
-
-def test_cross_attention_has_no_relations() -> None:
-    batch: dict[str, Any] = {
-        "input_ids": torch.tensor([[5, 6, 7, 8, 9, 4]] * 2),
-        "decoder_input_ids": torch.tensor([[2, 11, 12, 13]] * 2),
-    }
-    examples = am.examples(models.hooked("bart"), iter([batch]), k=2, stack="cross")
-    frame = examples.halves()
-    assert frame["even_rows"].eq(1).all() and frame["even_relation"].eq("").all()
-    assert frame[["even_count", "odd_count", "distance", "p"]].isna().all(axis=None)
-    assert examples.to_frame()["relation"].eq("").all()
 
 
 def test_rows_that_attend_to_nothing_else() -> None:

@@ -93,9 +93,8 @@ def test_value_weighted_is_the_largest_product() -> None:
             for i in range(1, len(ids))
         ]
     assert places(examples.examples_of(layer, head)) == places_of(strongest(rows, 4))
-    assert [example.value for example in examples.examples_of(layer, head)] == pytest.approx(
-        [row.value for row in strongest(rows, 4)], rel=1e-6
-    )
+    found = [example.value for example in examples.examples_of(layer, head)]
+    assert found == pytest.approx([row.value for row in strongest(rows, 4)], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
@@ -269,12 +268,17 @@ def test_a_planted_head_shows_only_its_rows(name: str) -> None:
 
 
 def test_cross_attention_has_keys_of_another_text() -> None:
-    model = models.hooked("bart")
-    batch = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 4]]), "decoder_input_ids": torch.tensor([[2, 11, 12, 13]])}
-    example = am.examples(model, iter([batch]), k=1, stack="cross").examples_of(0, 1)[0]
+    source, target = torch.tensor([[5, 6, 7, 8, 9, 4]] * 2), torch.tensor([[2, 11, 12, 13]] * 2)
+    batch = {"input_ids": source, "decoder_input_ids": target}
+    examples = am.examples(models.hooked("bart"), iter([batch]), k=2, stack="cross")
+    example = examples.examples_of(0, 1)[0]
     assert all(math.isnan(weight) for weight in example.weights) and len(example.keys) == 6
     assert [int(token) for token in example.key_tokens] == [[5, 6, 7, 8, 9, 4][key] for key in example.keys]
     assert [int(token) for token in example.tokens] == [2, 11, 12, 13]
+    frame = examples.halves()
+    assert frame["even_rows"].eq(1).all() and frame["even_relation"].eq("").all()
+    assert frame[["even_count", "odd_count", "distance", "p"]].isna().all(axis=None)
+    assert examples.to_frame()["relation"].eq("").all()
 
 
 def test_the_result_as_table_text_page_and_file(tmp_path: Path) -> None:

@@ -173,11 +173,12 @@ def test_effective_number_and_plane_by_hand() -> None:
 def test_clusters_are_those_of_average_linkage() -> None:
     alike = am.redundancy(hooked("gpt2"), texts())
     flat = alike.divergence.flatten(2).flatten(0, 1).numpy()
-    labels = fcluster(linkage(squareform(flat), method="average"), 0.1, criterion="distance")
-    heads = alike.divergence.shape[1]
-    expected = {tuple(divmod(int(each), heads) for each in np.flatnonzero(labels == label)) for label in set(labels)}
-    found = alike.clusters(0.1)
-    assert set(found) == expected and sorted(found, key=lambda each: (-len(each), each)) == list(found)
+    joined, heads = linkage(squareform(flat), method="average"), alike.divergence.shape[1]
+    for threshold in np.quantile(squareform(flat), (0.1, 0.4, 0.6)):
+        labels = fcluster(joined, threshold, criterion="distance")
+        expected = {tuple(divmod(int(n), heads) for n in np.flatnonzero(labels == label)) for label in set(labels)}
+        found = alike.clusters(float(threshold))
+        assert set(found) == expected and sorted(found, key=lambda each: (-len(each), each)) == list(found)
     assert len(alike.clusters(1.0)) == 1
 
 
@@ -393,16 +394,19 @@ def test_texts_of_one_token_compare_nothing() -> None:
         alike.clusters(0.1)
 
 
-def test_rows_that_see_one_key_do_not_count() -> None:
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_rows_that_see_one_key_do_not_count(narrow: int) -> None:
     """In a layer with a window of one token, every head sees only that token."""
-    model = am.load(models.randomised(models.gemma2(sliding_window=1)))
-    alike = am.redundancy(model, texts())
-    narrow, wide = (float(each) for each in alike.state["counts"].sum(dim=-1))
-    assert (narrow, wide) == (0.0, sum(ids.shape[1] - 1 for ids in texts()))
-    assert bool(alike.within[0].isnan().all() and alike.divergence[0, :, 1].isnan().all())
-    assert bool(alike.effective_heads[0].isnan()) and not bool(alike.effective_heads[1].isnan())
-    assert set(alike.nearest.layer) == {1} and "across layers" not in alike.lead
-    assert alike.plot("within", layer=0).data and alike.clusters(1.0, layer=1)
+    kinds = ["full_attention", "full_attention"]
+    kinds[narrow] = "sliding_attention"
+    model = am.load(models.randomised(models.gemma2(sliding_window=1, layer_types=kinds)))
+    alike, wide = am.redundancy(model, texts()), 1 - narrow
+    rows = {narrow: 0, wide: sum(ids.shape[1] - 1 for ids in texts())}
+    assert alike.state["counts"].sum(dim=-1).tolist() == [rows[0], rows[1]]
+    assert bool(alike.within[narrow].isnan().all() and alike.divergence[0, :, 1].isnan().all())
+    assert alike.effective_heads.isnan().tolist() == [narrow == 0, narrow == 1]
+    assert set(alike.nearest.layer) == {wide} and "across layers" not in alike.lead
+    assert alike.plot("within", layer=narrow).data and alike.clusters(1.0, layer=wide)
     (overlap,) = am.stream(model, iter(texts()), [OverlapReducer()])
-    heads = alike.within.shape[1]
-    assert bool(overlap[:heads].isnan().all()) and not bool(overlap[heads, heads + 1 :].isnan().any())
+    by_layer = overlap.view(2, -1, 2, alike.within.shape[1])
+    assert bool(by_layer[narrow].isnan().all()) and not bool(by_layer[wide, 0, wide, 1:].isnan().any())
