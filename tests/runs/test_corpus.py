@@ -104,6 +104,8 @@ def test_the_column_is_the_named_one_or_text_or_the_only_one_of_strings(tmp_path
     texts = ["the keys", 'a, "dog"\r\nhere']
     assert list(Corpus(tmp_path / name, column=column)) == texts
     assert list(am.CorpusFiles(tmp_path, column=column)) == texts
+    whole = hashlib.sha256(content.encode()).hexdigest()
+    assert (Corpus(tmp_path / name, column=column).fingerprint == whole) is (column is None)
 
 
 def test_a_cell_may_be_long_and_the_process_keeps_its_limit(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_nothing_to_take_a_mean_over() -> None:
         am.mean_qk(model, models.token_ids("llama"), per_position="token")
     tokenized = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
     with pytest.raises(InputError, match="only first and special tokens"):
-        am.mean_qk(tokenized, "xyz")
+        am.mean_qk(tokenized, "[PAD]")
 
 
 # -- equality and files --------------------------------------------------------------------------------------

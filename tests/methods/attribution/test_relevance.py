@@ -262,6 +262,17 @@ def test_several_stacks_and_models_without_a_stream_are_refused() -> None:
         relevant(model, torch.tensor([[5, 3, 8, 4]]))
 
 
+def test_an_entry_of_zero_passes_nothing_on() -> None:
+    x = torch.tensor([0.0, 2.0, -1.0], requires_grad=True)
+    model = models.hooked("gpt2")
+    rules = relevance._Rules(model)
+    with rules.in_force():
+        gelu = next(module for module in model.modules() if module in rules._activations)
+        gelu(x).sum().backward()
+    assert x.grad is not None and x.grad[0] == 0
+    torch.testing.assert_close(x.grad[1:], gelu(x.detach())[1:] / x.detach()[1:])
+
+
 # -- contexts --------------------------------------------------------------------------------------------------
 
 
