@@ -6,6 +6,7 @@ from typing import Any
 
 import models
 import pytest
+import tiny
 import torch
 import transformers
 
@@ -150,17 +151,45 @@ def test_windows_only_in_the_last_layers() -> None:
     assert bool((pattern[1, 0, :, 6, :5] == 0).all())
 
 
-def test_long_rope_of_its_own_is_used_as_it_is() -> None:
-    for rope in (
-        {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
-        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0},
-    ):
-        model = models.randomised(models.like_llama("Qwen3", rope_parameters=rope))
-        ids = torch.arange(3, 12)[None]
-        hooked = am.load(model)
-        assert hooked.certificate.ok
-        with torch.no_grad():
-            torch.testing.assert_close(hooked.run(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+FAR: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn": {"factor": 4.0, "attention_factor": 1.6, "original_max_position_embeddings": 16},
+    "longrope": {"factor": 4.0, "attention_factor": 0.7, "original_max_position_embeddings": 16},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope"),
+    [
+        ("qwen3", "linear"), ("qwen3", "dynamic"), ("cohere2", "llama3"), ("smollm3", "yarn"), ("stablelm", "yarn"),
+        # Queries and keys are normed before the rotation, whose tables have a factor; or after it (nanochat).
+        ("olmo2", "yarn"), ("olmo2", "longrope"), ("olmo3", "yarn"), ("exaone4", "yarn"), ("exaone4", "longrope"),
+        ("gemma3_text", "yarn"), ("qwen3_moe", "longrope"), ("nanochat", "yarn"),
+    ],
+)  # fmt: skip
+def test_rotations_for_long_texts_are_those_of_transformers(kind: str, rope: str) -> None:
+    config = tiny.config_of(kind)
+    of_layers = config.rope_parameters
+    nested = any(isinstance(value, dict) for value in of_layers.values())
+    for parameters in of_layers.values() if nested else [of_layers]:
+        parameters.update(FAR[rope], rope_type=rope)
+        if rope == "longrope":
+            short = [1 + place / 8 for place in range(config.head_dim // 2 if hasattr(config, "head_dim") else 4)]
+            parameters.update(short_factor=short, long_factor=[4 * factor for factor in short])
+    model = models.randomised(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+    ids = torch.arange(10, 50).view(2, 20)
+    hooked = am.load(model)
+    assert hooked.certificate.ok and not hooked.refused, repr(hooked.certificate)
+    with torch.no_grad():
+        theirs = model(ids, output_attentions=True)
+    acts = hooked.run(ids, points=["pattern", "logits"])
+    torch.testing.assert_close(acts.logits, theirs.logits, rtol=0, atol=5e-5 * float(theirs.logits.abs().max()))
+    split = am.decompose_scores(hooked, ids)
+    assert float((split.residual / split.largest).max()) <= 1e-5
+    for layer, pattern in enumerate(theirs.attentions):
+        torch.testing.assert_close(acts["pattern", layer], pattern, rtol=0, atol=1e-5)
 
 
 def test_families_that_only_differ_in_name_are_one_entry() -> None:

@@ -43,7 +43,7 @@ class UnreadableError(UnsupportedModelError):
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """The source of queries, keys or values: columns of a projection, times a factor, perhaps normed."""
+    """The source of queries, keys or values: columns of a projection, times a factor, perhaps normed, times another."""
 
     call: Call
     made: _Stream
@@ -51,7 +51,10 @@ class _Source:
     latent's projection."""
     columns: tuple[int, ...]
     factor: float
+    """The factor between the projection and what follows: the norm or, without one, q, k or v."""
     norm: Call | None
+    factor_after: float
+    """The factor between the norm and q, k or v; 1 without a norm."""
     latent: Latent | None
     """The latent that the projection reads; None if it reads the attention's input."""
 
@@ -103,11 +106,11 @@ class BlockReader:
         if (q.norm is None) != (k.norm is None):
             _refuse("it has a norm of queries or of keys, but not of both")
         rotary, scale = self._rotary(q, k)
-        asked, key_scale = attended.options, self._factors.named(k.factor / scale)
+        asked, key_scale = attended.options, self._factors.named(k.factor * k.factor_after / scale)
         plan = replace(
             plan,
             n_heads=heads,
-            query_scale=self._factors.named(q.factor / scale, d_head),
+            query_scale=self._factors.named(q.factor * q.factor_after / scale, d_head),
             key_scale=key_scale if self._factors.knows(key_scale) else 1.0,
             rotary=rotary,
             causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
@@ -131,7 +134,7 @@ class BlockReader:
         from a latent, the keys are columns of the same projection and of the one that makes the latent.
         """
         places = slice(None) if name == "v" else self._first
-        wanted, norm = rearrange(value, "batch position head d -> batch position (head d)"), None
+        wanted, norm, after = rearrange(value, "batch position head d -> batch position (head d)"), None, 1.0
         if values is not None and values.latent is not None:
             latent = values.latent
             shared = next(call for call in self._inside if self._below(call) == latent.projection)
@@ -139,19 +142,18 @@ class BlockReader:
             held = self._columns(wanted, both, places)
             if held is None:
                 _refuse("its keys are not columns of the projections that make its values and their latent")
-            return _Source(values.call, both, *held, None, latent)
+            return _Source(values.call, both, *held, None, 1.0, latent)
         while True:
             holding = list(self._holding(wanted, places))
             for call, columns, factor in reversed(holding):
                 if has_matrix(call.module):
                     whole = same(self._by_token(call.input), self._attn_in)
-                    return _Source(
-                        call, self._output(call), columns, factor, norm, None if whole else self._latent(name, call)
-                    )
-            before = [(call, columns) for call, columns, _ in holding if self._by_token(call.input) is not None]
+                    latent = None if whole else self._latent(name, call)
+                    return _Source(call, self._output(call), columns, factor, norm, after, latent)
+            before = [held for held in holding if self._by_token(held[0].input) is not None]
             if norm is not None or not before:
                 _refuse(f"its {name} are not columns of one projection")
-            norm, columns = before[-1]
+            norm, columns, after = before[-1]
             if columns != tuple(range(len(columns))):
                 _refuse(f"the norm of its {name} orders them differently from its heads")
             normed_input = self._by_token(norm.input)
@@ -261,7 +263,7 @@ class BlockReader:
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
         """Queries or keys, by head, before and after the step that may rotate them."""
         d_head = value.shape[-1]
-        before, after = self._projected(source), value
+        before, after = source.factor * as_float64(self._projected(source)), value
         if source.norm is not None and self._norm_is_last(source):
             normed_input = self._by_token(source.norm.input)
             assert normed_input is not None
@@ -269,11 +271,11 @@ class BlockReader:
         elif source.norm is not None:
             normed = self._by_token(source.norm.made[0])
             assert normed is not None
-            before = normed
+            before = source.factor_after * as_float64(normed)
         before = rearrange(before, "batch position (head d) -> batch position head d", d=d_head)
         if before.shape[2] != after.shape[2]:
             before = before.repeat_interleave(after.shape[2] // before.shape[2], dim=2)
-        return source.factor * as_float64(before), as_float64(after)
+        return before, as_float64(after)
 
     def _norm_is_last(self, source: _Source) -> bool:
         """Whether queries or keys are normed after the rotation."""
