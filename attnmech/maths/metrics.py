@@ -8,6 +8,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..errors import InputError
+
+
+def require_logits(tokens: Int[Tensor, "*places"], count: int) -> None:
+    """Raises `InputError` for a token without a logit, as in a model whose head has fewer rows than its embedding."""
+    highest = int(tokens.max()) if tokens.numel() else 0
+    if highest >= count:
+        raise InputError(
+            f"token {highest} has no logit; the head has logits of tokens 0 to {count - 1}. Leave the token out."
+        )
+
 
 def log_probabilities(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
     """Returns ln softmax of each row."""
@@ -15,11 +26,12 @@ def log_probabilities(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, "row 
 
 
 def cross_entropy(logits: Float[Tensor, "row vocab"], target: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
-    """Returns −ln p(target), in nats.
+    """Returns −ln p(target), in nats; raises `InputError` for a target without a logit.
 
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([4.])
     """
+    require_logits(target, logits.shape[1])
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return torch.nn.functional.cross_entropy(wide, target, reduction="none")
 

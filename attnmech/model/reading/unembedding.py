@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ...errors import InputError
+from ...maths.metrics import require_logits
 from ...maths.norms import reciprocal_rms
 from ...maths.precision import product_rounding, steps_rounding
 from ..parts.modules import submodule
@@ -66,10 +67,8 @@ class Unembedding:
         return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
 
     def _rows_of(self, tokens: Int[Tensor, "*places"]) -> Float[Tensor, "*places d_model"]:
-        """The rows of W_U; raises `InputError` for a token without one, as in a head smaller than the vocabulary."""
-        count = len(self.W_U)
-        if tokens.numel() and int(tokens.max()) >= count:
-            raise InputError(f"token {int(tokens.max())} has no logit; the head has logits of tokens 0 to {count - 1}.")
+        """The rows of W_U; raises `InputError` for a token without one."""
+        require_logits(tokens, len(self.W_U))
         return self.W_U[tokens].to(self.gamma.dtype)
 
     @cached_property

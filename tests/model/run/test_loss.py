@@ -52,3 +52,25 @@ def test_what_has_no_loss_is_refused() -> None:
         models.hooked("bert").loss(torch.tensor([[5, 7]]))
     with pytest.raises(InputError, match="two tokens or more; text 1 has one"):
         models.hooked("gpt2").loss([torch.tensor([5, 7]), torch.tensor([5])])
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_a_token_without_a_logit_has_no_loss(family: str) -> None:
+    plain = models.fresh(family)
+    width, rows = plain.get_output_embeddings().in_features, 40
+    plain.set_output_embeddings(torch.nn.Linear(width, rows))
+    plain.config.tie_word_embeddings, plain.config.mask_token_id = False, 4
+    hooked, ids = am.load(plain), torch.tensor([[5, 7, 9, 8], [5, rows, 9, 8]])
+    refused = f"token {rows} has no logit; the head has logits of tokens 0 to {rows - 1}"
+    for call in (
+        hooked.loss,
+        lambda texts: am.ablate_heads(hooked, texts),
+        lambda texts: am.null_attention(hooked, texts),
+    ):
+        call(ids[:1])
+        with pytest.raises(InputError, match=refused):
+            call(ids)
+    if family == "llama":
+        assert hooked.loss(ids[1:, 1:]).isfinite()  # nothing predicts a first token
+        with pytest.raises(InputError, match=refused):
+            am.examples(hooked, ids, by="next_token")
