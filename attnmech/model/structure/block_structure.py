@@ -135,8 +135,8 @@ class BlockReader:
         """
         places = slice(None) if name == "v" else self._first
         wanted, norm, after = rearrange(value, "batch position head d -> batch position (head d)"), None, 1.0
-        if values is not None and values.latent is not None:
-            latent = values.latent
+        latent = None if values is None else values.latent
+        if values is not None and latent is not None:
             shared = next(call for call in self._inside if self._below(call) == latent.projection)
             both = torch.cat((values.made, self._output(shared)), dim=-1)
             held = self._columns(wanted, both, places)
