@@ -112,6 +112,16 @@ def test_passes_over_a_corpus(demo: am.HookedModel, two: am.Ray, name: str) -> N
         )  # fmt: skip
 
 
+def test_one_worker_and_two_agree_bit_by_bit(demo: am.HookedModel, two: am.Ray) -> None:
+    (first,) = am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))], engine=two)
+    with am.Ray(workers=1) as one:
+        (second,) = am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))], engine=one)
+        one_process = one.processes()
+    assert len(one_process) == 1
+    for name in first:
+        assert torch.equal(first[name], second[name])
+
+
 def test_own_reducers_hooks_and_interventions(demo: am.HookedModel, two: am.Ray) -> None:
     factor = 0.5
     with demo.hooks({("z", 1): lambda z: z * factor}), demo.intervene(am.Intervention.zero([(0, 3)])):
@@ -281,6 +291,20 @@ def wait_until(true: Callable[[], bool], within: float = 120.0) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def test_an_interrupted_run_ends_its_workers_and_resumes(demo: am.HookedModel, two: am.Ray, tmp_path: Path) -> None:
+    processes, journal = two.processes(), tmp_path / "journal"
+
+    def interrupted() -> Iterator[str]:
+        yield from TEXTS[:80]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        am.stream(demo, interrupted(), [Lengths(len(TEXTS))], engine=two, journal=journal)
+    wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in processes))
+    (found,) = am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))], journal=journal)
+    require_same(am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))])[0], found)
 
 
 # -- refused calls -------------------------------------------------------------------------------------------
