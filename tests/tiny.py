@@ -99,6 +99,8 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "indexer_compress_ratio": 4,
         "hc_lowrank": 12,
     }
+    sections = [size["hidden"] // size["heads"] // 2 - 2, 1, 1]
+    by_axis = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}}
     factorised = {"embedding_size": size["hidden"] - 12}
     mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads, "mamba_d_state": 14, "mamba_chunk_size": 16}
     return {
@@ -157,6 +159,8 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         },
         "qwen4_exp": {"text_config": indexer},
         "qwen4_exp_text": indexer,
+        "qwen2_5_vl": {"text_config": by_axis},
+        "qwen2_vl": {"text_config": by_axis},
         "qwen3_next": {
             "linear_num_key_heads": 2,
             "linear_num_value_heads": heads,
