@@ -252,6 +252,8 @@ class AttentionFocus(RowMeans):
         """The main finding in one sentence, with `nouns` as the words for the input."""
         if self.parts is not None:
             return self._difference_lead("first_top")
+        if not bool(self.first_top.isfinite().any()):
+            return f"No {nouns.token} after the first sees two keys, so where heads attend is not measured."
         strongest = int(self.first_top.nan_to_num(-1).argmax())
         per_layer = self.first_top.shape[1]
         layer, head = divmod(strongest, per_layer)

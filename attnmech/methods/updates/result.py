@@ -328,6 +328,8 @@ class ResidualUpdates(RowMeans):
         """The main finding in one sentence, with `nouns` as the words for the input."""
         if self.parts is not None:
             return self._difference_lead("magnitude")
+        if not bool(self.magnitude.isfinite().any()):
+            return f"There is no {nouns.token} after the first, so updates are not measured."
         first, elsewhere = self.magnitude_at_first, self.magnitude_elsewhere
         both = ~(first.isnan() | elsewhere.isnan())
         smaller = int((first < elsewhere)[both].sum())

@@ -453,3 +453,10 @@ def test_the_lead_counts_heads_that_look_at_the_first_token_equally_often() -> N
     tied = (focus.first_top == 1).nonzero().tolist()
     assert 1 < len(tied) < 15 and tied[0] == [0, 0]
     assert f"; L0H0 and {len(tied) - 1} others attend to the first token most often (" in focus.lead
+
+
+def test_texts_of_one_token_have_a_sentence_instead_of_nan() -> None:
+    model, texts = models.hooked("gpt2"), [torch.tensor([3]), torch.tensor([4])]
+    focus, updates = am.attention_focus(model, texts), am.residual_updates(model, texts)
+    assert focus.lead == "On 2 texts, no token after the first sees two keys, so where heads attend is not measured."
+    assert updates.lead == "There is no token after the first, so updates are not measured."
