@@ -416,7 +416,8 @@ def padded(name: str, side: str = "right", batch: int = 3, length: int = 7) -> d
 def blocks_of(model: Any) -> nn.ModuleList:
     """The list of blocks of a transformers model, wherever it is."""
     base = model.base_model
-    for path in ("h", "layers", "encoder.layer", "blocks", "decoder.layers"):
+    albert = "encoder.albert_layer_groups.0.albert_layers"
+    for path in ("h", "layers", "encoder.layer", "blocks", "decoder.layers", albert):
         try:
             return base.get_submodule(path)
         except AttributeError:

@@ -4,7 +4,8 @@ The stream has one dimension per token: a token is written as its own unit vecto
 By default, heads attend uniformly, read a cue, and write towards an answer; MLPs write nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any, Final
 
@@ -63,6 +64,22 @@ def look(model: am.HookedModel, head: Head, pairs: dict[int, int], sharpness: fl
         for channel, (query, key) in enumerate(pairs.items()):
             weights.W_Q[number, query, channel + 1] = sharpness
             weights.W_K[number, key, channel + 1] = sharpness
+
+
+@contextmanager
+def with_tokens(model: am.HookedModel, layer: int, edit: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """The model with a layer's pattern edited by a function of the pattern and of the token ids of its batch."""
+    ids: list[Tensor] = []
+
+    def read(module: Any, arguments: tuple[Tensor]) -> None:
+        ids[:] = arguments[:1]
+
+    handle = model.base.get_input_embeddings().register_forward_pre_hook(read)
+    try:
+        with model.hooks({("pattern", layer): lambda pattern: edit(pattern.clone(), ids[0])}):
+            yield
+    finally:
+        handle.remove()
 
 
 CUE: Final = {CUES[0]: 1.0, CUES[1]: -1.0}

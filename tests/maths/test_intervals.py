@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 
 import naive
 import numpy as np
@@ -18,18 +17,24 @@ RUNS = 400
 
 
 def drawn(kind: str, quantities: int, texts: int, generator: np.random.Generator) -> Tensor:
-    """Effects of mean 0 (of median 0, for "cauchy" and "skewed"), correlated 0.3 between heads."""
+    """Effects of mean 0 (of median 0, for "cauchy" and "skewed"), correlated 0.3 between heads.
+
+    "rare steps" and "steps" are effects on an accuracy: 0 on most texts, 1 or −1 on the others.
+    """
+    if kind.endswith("steps"):
+        changed = 0.1 if kind == "rare steps" else 0.3
+        steps = generator.choice([0.0, 1.0, -1.0], (quantities, texts), p=[1 - 2 * changed, changed, changed])
+        return torch.from_numpy(steps)
     shared, own = generator.normal(size=(1, texts)), generator.normal(size=(quantities, texts))
     normal = math.sqrt(0.3) * shared + math.sqrt(0.7) * own
-    if kind == "t3":
-        normal = t.ppf(norm.cdf(normal), 3)
-    if kind == "cauchy":
-        normal = t.ppf(norm.cdf(normal), 1)
-    if kind == "lognormal":  # of mean 0
-        normal = np.exp(normal) - math.exp(0.5)
-    if kind == "skewed":  # of median 0
-        normal = np.exp(1.5 * normal) - 1
-    return torch.from_numpy(normal)
+    of_kind = {
+        "normal": lambda: normal,
+        "t3": lambda: t.ppf(norm.cdf(normal), 3),
+        "cauchy": lambda: t.ppf(norm.cdf(normal), 1),
+        "lognormal": lambda: np.exp(normal) - math.exp(0.5),
+        "skewed": lambda: np.exp(1.5 * normal) - 1,
+    }
+    return torch.from_numpy(of_kind[kind]())
 
 
 def two_errors(share: float, runs: int) -> float:
@@ -75,13 +80,6 @@ def test_texts_that_say_nothing_are_left_out() -> None:
     assert math.isnan(TextMeans.of_values(torch.full((1, 6), math.nan)).mean[0])
 
 
-def test_the_difference_of_a_mean_and_itself_is_nothing() -> None:
-    above, below = torch.rand(3, 9, dtype=torch.float64), torch.randint(1, 9, (3, 9)).double()
-    one = TextMeans.of_ratio(above, below)
-    found = difference(one, one)
-    assert found.mean.tolist() == [0.0] * 3 and not found.clear.any() and not found.clear_size.any()
-
-
 def test_differences_of_means_over_the_same_texts() -> None:
     generator = np.random.default_rng(3)
     lengths = generator.integers(2, 50, (2, 7)).astype(float)
@@ -97,6 +95,8 @@ def test_differences_of_means_over_the_same_texts() -> None:
     # With equal numbers of rows, the difference of means is the mean of differences.
     found = difference(one, alike)
     assert tuple(map(float, found.interval())) == pytest.approx(naive.t_interval(sums[0] - sums[1], lengths[0]), 1e-10)
+    nothing = difference(one, one)
+    assert nothing.mean.tolist() == [0.0] and not nothing.clear.any() and not nothing.clear_size.any()
 
 
 def test_one_text_that_carries_most() -> None:
@@ -211,18 +211,6 @@ def test_what_is_the_same_on_nearly_all_texts_stands_apart() -> None:
     assert tuple(float(end[32]) for end in found.simultaneous()) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("texts", [5, 10, 20, 50])
-def test_false_claims_of_effects_that_go_in_steps(texts: int) -> None:
-    """Effects on an accuracy: 0 on most texts, 1 or −1 on a few."""
-    generator = np.random.default_rng(texts)
-    false = [
-        bool(TextMeans.of_values(torch.from_numpy(generator.choice([0.0, 1.0, -1.0], (32, texts), p=p))).clear.any())
-        for p in ([0.8, 0.1, 0.1], [0.4, 0.3, 0.3])
-        for _ in range(RUNS // 2)
-    ]
-    assert np.mean(false) <= 0.05 + two_errors(0.05, RUNS)
-
-
 def test_how_many_texts_would_do() -> None:
     values = torch.randn(32, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     values[3] = torch.tensor([1.0, 2.0, 3.0, 1.0, 1.0, -0.5, 2.0, 1.0, -1.0, 2.0, 0.0, 1.0])  # above 0 on 9 of 11
@@ -276,12 +264,10 @@ def test_direction_counts_texts_and_leaves_ties_out() -> None:
 # -- by simulation -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lengths", ["one length", "within a factor of two", "over a factor of ten"])
+@pytest.mark.parametrize("spread", [0.0, 0.35, 1.0], ids=["one length", "factor of two", "factor of ten"])
 @pytest.mark.parametrize("texts", [5, 10, 20, 50])
-def test_intervals_cover_means_of_normal_effects(texts: int, lengths: str) -> None:
-    generator = np.random.default_rng(texts)
-    spread = {"one length": 0.0, "within a factor of two": 0.35, "over a factor of ten": 1.0}[lengths]
-    shape = 20_000, texts
+def test_intervals_cover_means_of_normal_effects(texts: int, spread: float) -> None:
+    generator, shape = np.random.default_rng(texts), (20_000, texts)
     n = np.exp(generator.normal(0, spread, shape))
     y = n * generator.normal(size=shape)
     low, high = TextMeans.of_ratio(torch.from_numpy(y), torch.from_numpy(n)).interval()
@@ -290,72 +276,44 @@ def test_intervals_cover_means_of_normal_effects(texts: int, lengths: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("texts", "kind"),
+    ("claim", "kind", "texts"),
     [
-        (5, "normal"),
-        (5, "skewed"),
-        (12, "t3"),
-        (12, "cauchy"),
-        (20, "skewed"),
-        (20, "normal"),
-        (50, "cauchy"),
-        (50, "t3"),
+        ("clear", "rare steps", 5), ("clear", "rare steps", 20), ("clear", "steps", 10), ("clear", "steps", 50),
+        ("direction", "normal", 5), ("direction", "skewed", 5), ("direction", "cauchy", 12),
+        ("direction", "skewed", 20), ("direction", "t3", 50), ("clear_size", "lognormal", 5),
+        ("clear_size", "t3", 10), ("clear_size", "normal", 20), ("clear_size", "lognormal of 1024 heads", 20),
     ],
-)
-def test_false_claims_of_a_direction_among_many_heads(texts: int, kind: str) -> None:
-    generator = np.random.default_rng(texts)
-    false = [bool(TextMeans.of_values(drawn(kind, 32, texts, generator)).direction.any()) for _ in range(RUNS)]
-    assert np.mean(false) <= 0.05 + two_errors(0.05, RUNS)
+)  # fmt: skip
+def test_false_claims_among_many_heads(claim: str, kind: str, texts: int) -> None:
+    generator, (kind, _, many) = np.random.default_rng(texts), kind.partition(" of ")
+    quantities, runs = (1024, 40) if many else (32, RUNS)
+    draws = (TextMeans.of_values(drawn(kind, quantities, texts, generator)) for _ in range(runs))
+    assert np.mean([bool(getattr(means, claim).any()) for means in draws]) <= 0.05 + two_errors(0.05, runs)
 
 
-@pytest.mark.parametrize(
-    ("texts", "kind"),
-    [(5, "normal"), (5, "lognormal"), (10, "t3"), (20, "lognormal"), (20, "normal"), (50, "t3")],
-)
-def test_false_claims_of_a_size_among_many_heads(texts: int, kind: str) -> None:
-    generator = np.random.default_rng(texts)
-    false = [bool(TextMeans.of_values(drawn(kind, 32, texts, generator)).clear_size.any()) for _ in range(RUNS)]
-    assert np.mean(false) <= 0.05 + two_errors(0.05, RUNS)
-
-
-@pytest.mark.parametrize("kind", ["normal", "lognormal"])
-def test_false_claims_of_a_size_among_a_thousand_heads(kind: str) -> None:
-    generator = np.random.default_rng(0)
-    false = [bool(TextMeans.of_values(drawn(kind, 1024, 20, generator)).clear_size.any()) for _ in range(40)]
-    assert np.mean(false) <= 0.05 + two_errors(0.05, 40)
-
-
-@pytest.mark.parametrize("heavy", [False, True])
-def test_an_effect_of_one_standard_deviation_on_forty_texts_is_found(heavy: bool) -> None:
-    """Also next to a head whose effect comes from one text; by the binomial, 0.91 have a clear direction."""
-    generator = np.random.default_rng(3)
-    found, sized = 0, 0
+def test_an_effect_of_one_standard_deviation_on_forty_texts_is_found() -> None:
+    """Next to a head whose effect comes from one text; by the binomial, 0.91 have a clear direction."""
+    generator, found, sized = np.random.default_rng(3), 0, 0
     for _ in range(RUNS):
         values = drawn("normal", 32, 40, generator)
         values[17] += 1.0
-        if heavy:
-            values[4] *= 0.01
-            values[4, generator.integers(40)] = 20.0
+        values[4] *= 0.01
+        values[4, generator.integers(40)] = 20.0
         means = TextMeans.of_values(values)
         found += bool(means.clear[17])
         sized += bool(means.clear_size[17])
     assert found / RUNS >= 0.9 - two_errors(0.1, RUNS) and sized / RUNS >= 0.9
 
 
-def test_under_five_texts_there_is_no_interval() -> None:
-    for texts in range(1, 7):
-        means = TextMeans.of_values(torch.randn(3, texts, dtype=torch.float64) + 9)
-        ends: list[Callable[[], tuple[Tensor, Tensor]]] = [means.interval, means.simultaneous]
-        for each in ends:
-            assert bool(each()[0].isnan().all()) is (texts < LEAST_TEXTS)
-
-
 def test_one_quantity_without_an_axis_of_its_own() -> None:
     """A claim about one set of heads has one effect; its intervals and tests are those of a list of one."""
     values = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
-    alone, listed = (TextMeans.of_values(each) for each in (values, values[None]))
-    for one, other in zip(
-        (*alone.simultaneous(), *alone.interval()), (*listed.simultaneous(), *listed.interval()), strict=True
-    ):
-        assert one.shape == () and float(one) == float(other[0])
-    assert (bool(alone.clear), bool(alone.clear_size)) == (bool(listed.clear[0]), bool(listed.clear_size[0]))
+    for texts in range(1, 10):
+        alone, listed = (TextMeans.of_values(each) for each in (values[:texts], values[None, :texts]))
+        ends = zip(
+            (*alone.simultaneous(), *alone.interval()), (*listed.simultaneous(), *listed.interval()), strict=True
+        )
+        for one, other in ends:
+            assert one.shape == () and (float(one) == float(other[0]) or texts < LEAST_TEXTS)
+            assert bool(one.isnan()) is (texts < LEAST_TEXTS)
+        assert (bool(alone.clear), bool(alone.clear_size)) == (bool(listed.clear[0]), bool(listed.clear_size[0]))

@@ -1,17 +1,18 @@
-"""Spearman's rank correlation equals scipy's."""
+"""The rank correlation and Pearson's equal scipy's."""
 
 import math
 
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import pearsonr, spearmanr
 
-from attnmech.maths.ranks import rank_correlation
+from attnmech.maths.ranks import plain_correlation, rank_correlation
 
 
 def test_ranks_with_ties() -> None:
     x, y = torch.tensor([1.0, 2.0, 2.0, 5.0, 3.0]), torch.tensor([4.0, 4.0, 1.0, 0.0, 2.0])
     assert rank_correlation(x, y) == pytest.approx(float(spearmanr(x, y).statistic))
+    assert plain_correlation(x, y) == pytest.approx(float(pearsonr(x, y).statistic))
 
 
 def test_nothing_to_correlate() -> None:

@@ -70,11 +70,13 @@ def test_gathered_keys() -> None:
     torch.testing.assert_close(received.by_distance, by_distance, rtol=1e-14, atol=0.0)
 
 
-def test_a_block_alone_by_distance() -> None:
+@pytest.mark.parametrize("length", [9, None])
+def test_a_block_alone_by_distance(length: int | None) -> None:
+    """By i − j from −8 to 8 if the length is given, else by |i − j|; the block's keys go beyond its rows."""
     pattern = torch.rand(1, 2, 3, 7, dtype=torch.float64)
-    found = received_by_distance(pattern, torch.ones(1, 1, 3).bool(), range(4, 7), length=9)
-    wanted = torch.zeros(1, 2, 1, 17, dtype=torch.float64)
+    found = received_by_distance(pattern, torch.ones(1, 1, 3).bool(), range(2, 5), length)
+    wanted = torch.zeros(1, 2, 1, 17 if length else 7, dtype=torch.float64)
     for row in range(3):
         for key in range(7):
-            wanted[0, :, 0, 4 + row - key + 8] += pattern[0, :, row, key]
+            wanted[0, :, 0, 2 + row - key + 8 if length else abs(2 + row - key)] += pattern[0, :, row, key]
     torch.testing.assert_close(found, wanted)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attnmech.maths.softmax import Attention, softmax_of, top_two
+from attnmech.maths.softmax import Attention, softmax_of, softmax_with_sink, top_two
 
 
 @pytest.mark.parametrize("keys", [1, 2, 5, 31, 63, 64, 127, 128, 129, 161, 255, 256, 257, 319, 320, 321, 1000])
@@ -72,7 +72,9 @@ def test_a_sink_takes_its_part() -> None:
     scores, sink = masked_scores(torch.float64, 2.0), torch.tensor([0.3, -1.0, 5.0], dtype=torch.float64)
     whole = torch.cat((scores, sink[None, :, None, None].expand(2, 3, 50, 1)), dim=-1).exp()
     expected = whole[..., :-1] / whole.sum(dim=-1, keepdim=True)
-    found = Attention(scores, softmax_of(scores, sink))
+    pattern, taken = softmax_with_sink(scores, sink)
+    assert torch.allclose(taken, whole[..., -1] / whole.sum(dim=-1), atol=1e-14)
+    found = Attention(scores, pattern)
     assert torch.allclose(found.pattern, expected, atol=1e-14)
     assert torch.allclose(found.entropy, -torch.xlogy(expected, expected).sum(dim=-1), atol=1e-13)
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from einops import einsum
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,12 +62,3 @@ def test_cosines() -> None:
     assert cosine(torch.ones(2, 3, 4), torch.full((2, 3, 4), 2.0), torch.full((2, 1, 4), 2.0)).unique().tolist() == [
         0.25
     ]
-
-
-def test_changed_weights_are_measured_as_they_are() -> None:
-    z, W_O = torch.randn(2, 5, 3, 4), torch.randn(3, 4, 6)
-    Writer(W_O).norm(z)
-    for change in (lambda: W_O.data[1, 2, 3].add_(1), lambda: W_O.numpy().__imul__(2), lambda: W_O.data[2].neg_()):
-        change()
-        wanted = torch.linalg.vector_norm(einsum(z, W_O, "text i head d, head d model -> text head i model"), dim=-1)
-        torch.testing.assert_close(Writer(W_O).norm(z), wanted, rtol=1e-5, atol=1e-6)

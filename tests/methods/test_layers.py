@@ -1,6 +1,5 @@
 """`[layer, head]` of a result is that head of that layer of the model, whichever layers were measured."""
 
-from collections.abc import Callable
 from typing import Any
 
 import maps
@@ -58,7 +57,7 @@ def arrays(model: am.HookedModel, ids: Tensor, layers: list[int] | None) -> dict
     return found
 
 
-@pytest.mark.parametrize("layers", [[0, 2], [2, 1], [1]])
+@pytest.mark.parametrize("layers", [[2, 0], [1]])
 def test_a_row_is_a_layer_of_the_model(layers: list[int]) -> None:
     model, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=5)
     whole, some = arrays(model, ids, None), arrays(model, ids, layers)
@@ -82,10 +81,6 @@ def test_two_heads_of_two_layers_stand_at_their_places() -> None:
     assert (~some.effect.isnan()).nonzero().tolist() == some.swept.nonzero().tolist() == [list(at) for at in measured]
     assert some.to_frame()[["layer", "head"]].to_numpy().tolist() == [list(at) for at in measured]
     assert "L2H3" in repr(some) or "L0H0" in repr(some)
-    patched = am.patch(model, ids, corrupted(ids), heads=measured, **JUDGED)
-    everywhere = am.patch(model, ids, corrupted(ids), **JUDGED)
-    assert float(patched.recovered[2, 3]) == pytest.approx(float(everywhere.recovered[2, 3]), rel=1e-3)
-    assert patched.recovered.shape == (3, 5) and patched.recovered[1].isnan().all()
 
 
 def test_figures_show_the_layers_that_were_measured() -> None:
@@ -97,8 +92,6 @@ def test_figures_show_the_layers_that_were_measured() -> None:
     importance = am.head_importance(model, ids, layers=[2, 1])
     assert list(importance.plot().data[0].y) == ["2", "1"]
     np.testing.assert_array_equal(maps.shown(importance.plot()), importance.score[[2, 1]].numpy())
-    assert list(importance.to_frame()["layer"]) == [2] * 5 + [1] * 5
-    assert list(importance.to_frame()["score"]) == importance.score[[2, 1]].flatten().tolist()
     trace, *_ = am.null_attention(model, ids, heads=[(2, 1)]).plot().data
     assert [label.split(" ")[0] for label in trace.y] == ["2"]
     focus = am.attention_focus(model, ids, layers=[2, 0])
@@ -122,25 +115,8 @@ def test_a_hybrids_rows_are_its_own_layer_numbers() -> None:
     assert effects.shift.shape == (4, model.n_heads, 4, model.n_heads)
     moved = effects.shift[3, 1]
     assert moved[[0, 2]].isnan().all() and not moved[[1, 3]].isnan().any()
-    assert am.decompose_by_source(
-        models.hooked("gpt2"), models.token_ids("gpt2", batch=5), layers=[2]
-    ).residual.shape == (3, 5)
-
-
-def test_the_sinks_of_some_layers() -> None:
-    model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss")
-    whole, some = am.decompose_scores(model, ids).sink, am.decompose_scores(model, ids, layers=[1]).sink
+    assert am.decompose_by_source(models.hooked("gpt2"), ids, layers=[2]).residual.shape == (3, 5)
+    with_sinks, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss")
+    whole, some = (am.decompose_scores(with_sinks, ids, layers=layers).sink for layers in (None, [1]))
     assert whole is not None and some is not None and some.shape == whole.shape
     assert torch.equal(some[1], whole[1]) and some[0].isnan().all()
-
-
-CALLS: dict[str, Callable[[am.HookedModel, Tensor], Any]] = {
-    "focus": lambda model, ids: am.attention_focus(model, ids, layers=[2, 0]),
-    "updates": lambda model, ids: am.residual_updates(model, ids, layers=[1]),
-    "ablation": lambda model, ids: am.ablate_heads(model, ids, [(0, 0), (2, 3)], shifts=True),
-    "patching": lambda model, ids: am.patch(model, ids, corrupted(ids), heads=[(0, 0), (1, 3)], **JUDGED),
-    "null": lambda model, ids: am.null_attention(model, ids, heads=[(2, 1), (0, 3)]),
-    "importance": lambda model, ids: am.head_importance(model, ids, layers=[1]),
-    "scores": lambda model, ids: am.decompose_scores(model, ids, layers=[2, 0]),
-    "sources": lambda model, ids: am.decompose_by_source(model, ids, layers=[1, 0]),
-}

@@ -1,11 +1,10 @@
 """Methods on a user's modules, against the module with weights removed, and by hand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from own import HEADS, LENGTH, TEXTS, Classifier, D, WithFurtherKeys, layer, noise, randomised
+from own import HEADS, LENGTH, TEXTS, Classifier, D, WithFurtherKeys, noise, randomised
 from torch import Tensor, nn
 
 import attnmech as am
@@ -16,55 +15,53 @@ PADDING = torch.arange(LENGTH) >= torch.tensor([[LENGTH], [LENGTH - 3], [LENGTH 
 SERIES = {"x": noise(TEXTS, LENGTH, 3), "padding": PADDING}
 
 
-def without_head(weight: Tensor, head: int, d_head: int) -> None:
-    """Removes a head from the input of W_O in a user's module."""
-    with torch.no_grad():
-        weight[:, head * d_head : (head + 1) * d_head] = 0
-
-
 def output(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     with torch.no_grad():
         return module(*args, **kwargs)
 
 
-@pytest.mark.parametrize("head", [0, 3])
-def test_ablation_is_the_module_without_the_head(head: int) -> None:
+@pytest.fixture(scope="module")
+def classifier() -> tuple[nn.Module, am.HookedModel]:
     module = randomised(Classifier())
-    answers = noise(6, 7, seed=4)
-    model = am.load(module, example=IMAGES)
-    effects = am.ablate_heads(model, IMAGES, heads=[(1, head)], metric="mse", answers=answers)
+    return module, am.load(module, example=IMAGES, labels=am.PatchGrid(1, (6, 8), (2, 2)))
+
+
+def test_ablation_is_the_module_without_the_head() -> None:
+    module, answers = randomised(Classifier()), noise(6, 7, seed=4)
+    effects = am.ablate_heads(am.load(module, example=IMAGES), IMAGES, heads=[(1, 3)], metric="mse", answers=answers)
     before = (output(module, IMAGES) - answers).square().mean(dim=1)
-    without_head(module.blocks[1].attn.out_proj.weight, head, D // HEADS)
+    with torch.no_grad():
+        module.blocks[1].attn.out_proj.weight[:, 3 * D // HEADS :] = 0
     after = (output(module, IMAGES) - answers).square().mean(dim=1)
-    assert effects.effect[1, head].item() == pytest.approx((after - before).double().mean().item(), abs=1e-6)
+    assert effects.effect[1, 3].item() == pytest.approx((after - before).double().mean().item(), abs=1e-6)
 
 
-def test_metrics_by_name_are_those_of_the_output() -> None:
-    module = randomised(Classifier())
-    model = am.load(module, example=IMAGES)
+def test_metrics_by_name_are_those_of_the_output(classifier: tuple[nn.Module, am.HookedModel]) -> None:
+    module, model = classifier
     effects = am.ablate_heads(model, IMAGES, heads=[(0, 0)], metric="accuracy", answers=CLASSES)
-    right = (output(module, IMAGES).argmax(dim=-1) == CLASSES).double()
-    assert torch.equal(effects.before, right)
-    with pytest.raises(InputError, match="`metric` of a module of your own must be one of 'accuracy'"):
-        am.ablate_heads(model, IMAGES)
-    with pytest.raises(InputError, match="metric='mse' needs `answers`"):
-        am.ablate_heads(model, IMAGES, metric="mse")
-    with pytest.raises(InputError, match=r"`answers` must have the shape of the output, \[6, 7\]"):
-        am.ablate_heads(model, IMAGES, metric="mse", answers=torch.zeros(6, 2))
-    curve = am.prune_heads(model, IMAGES, metric="accuracy", answers=CLASSES)
-    assert curve.higher_is_better
+    assert torch.equal(effects.before, (output(module, IMAGES).argmax(dim=-1) == CLASSES).double())
+    for options, message in (
+        ({}, "`metric` of a module of your own must be one of 'accuracy'"),
+        ({"metric": "mse"}, "metric='mse' needs `answers`"),
+        ({"metric": "mse", "answers": torch.zeros(6, 2)}, r"`answers` must have the shape of the output, \[6, 7\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            am.ablate_heads(model, IMAGES, **options)
+    assert am.prune_heads(model, IMAGES, metric="accuracy", answers=CLASSES).higher_is_better
 
 
-def test_patching_all_heads_of_the_only_attention_gives_the_clean_output() -> None:
-    """In a single layer whose output is read at every position, patching all of z gives the clean run."""
-    module = randomised(nn.TransformerEncoder(layer(), 1))
-    model = am.load(module, example=noise(2, LENGTH, D))
-    clean, corrupted = noise(2, LENGTH, D), noise(2, LENGTH, D, seed=9)
-    acts = model.run(clean, points=["z"])
-    heads = [(0, head) for head in range(HEADS)]
-    with model.intervene(am.Intervention.replace(heads, {0: acts["z", 0]})):
-        raw = model.run(corrupted, points=["attn_raw"])["attn_raw", 0]
-    torch.testing.assert_close(raw, model.run(clean, points=["attn_raw"])["attn_raw", 0], atol=2e-6, rtol=0)
+def test_reports_of_images_and_without_a_stream(classifier: tuple[nn.Module, am.HookedModel]) -> None:
+    model = classifier[1]
+    report, pattern = am.report(model, IMAGES), model.run(IMAGES, points=["pattern"])["pattern", 0]
+    page = report.to_html()
+    assert "2,3" in page and "Classifier" in page and len(report.texts) == 6
+    for number, one in enumerate(report.texts):
+        torch.testing.assert_close(one.pattern[0], pattern[number], rtol=0, atol=1e-6)
+    assert am.joint_embedding(model, IMAGES, heads=[(0, 1)]).provenance.tokens[0][1] == "0,0"
+    x = noise(1, LENGTH, D)
+    bare = am.load(randomised(nn.MultiheadAttention(D, HEADS, batch_first=True)), example=(x, x, x))
+    told = "What heads write is omitted: its attention is not inside a module that takes and returns a stream."
+    assert told in am.report(bare, (x, x, x)).to_html()
 
 
 def test_focus_never_takes_a_further_key_for_a_token() -> None:
@@ -83,6 +80,11 @@ def test_focus_never_takes_a_further_key_for_a_token() -> None:
     assert len(distances) == 20
     assert focus.distance[1, 2].item() == pytest.approx(sum(distances) / 20, abs=1e-6)
     assert focus.first_top[1, 2].item() == pytest.approx(sum(firsts) / 20, abs=1e-6)
+    # A corpus of calls.
+    calls = ({name: value[[row]] for name, value in SERIES.items()} for row in range(TEXTS))
+    streamed = am.attention_focus(model, calls)
+    torch.testing.assert_close(focus.entropy, streamed.entropy)
+    assert streamed.documents == TEXTS
 
 
 def test_the_ledger_of_further_keys_is_exact() -> None:
@@ -124,32 +126,6 @@ def test_a_key_that_is_no_token_has_no_stream_to_be_compared_with() -> None:
     assert 0 < beyond < len(IMAGES) * HEADS * 12
 
 
-def test_updates_in_a_post_norm_decoder() -> None:
-    module = randomised(nn.Transformer(D, HEADS, 1, 2, 30, batch_first=True))
-    given = (noise(TEXTS, LENGTH, D), noise(TEXTS, 6, D, seed=2))
-    model = am.load(module, example=given)
-    updates = am.residual_updates(model, given, stack="decoder")
-    ran = model.run(given, points=["decoder.resid_pre", "decoder.result"])
-    stream, written = (ran[f"decoder.{name}", 1].double() for name in ("resid_pre", "result"))
-    expected = (written.norm(dim=-1) / stream.norm(dim=-1)[..., None])[:, 1:].mean(dim=(0, 1))
-    torch.testing.assert_close(updates.magnitude[1], expected, atol=1e-6, rtol=1e-5)
-
-
-def test_a_report_of_images(tmp_path: Path) -> None:
-    model = am.load(randomised(Classifier()), example=IMAGES, labels=am.PatchGrid(1, (6, 8), (2, 2)))
-    page = am.report(model, IMAGES[:1]).write_html(tmp_path / "page.html").read_text()
-    assert "2,3" in page and "Classifier" in page
-    embedded = am.joint_embedding(model, IMAGES, heads=[(0, 1)])
-    assert embedded.provenance.tokens[0][1] == "0,0"
-
-
-def test_a_report_without_a_stream_says_so(tmp_path: Path) -> None:
-    module = randomised(nn.MultiheadAttention(D, HEADS, batch_first=True))
-    x = noise(1, LENGTH, D)
-    page = am.report(am.load(module, example=(x, x, x)), (x, x, x)).write_html(tmp_path / "page.html").read_text()
-    assert "What heads write is omitted: its attention is not inside a module that takes and returns a stream." in page
-
-
 def test_types_of_heads_on_tensors() -> None:
     """A head that attends to the previous position is claimed, although labels are not words."""
     module = randomised(nn.MultiheadAttention(LENGTH, 1, batch_first=True, bias=False))
@@ -174,24 +150,6 @@ def test_types_of_heads_on_tensors() -> None:
         (lambda model: am.untrained(model), "make a new instance of your module"),
     ],
 )
-def test_what_needs_tokens_says_so(call: Any, message: str) -> None:
-    model = am.load(randomised(Classifier()), example=IMAGES)
+def test_what_needs_tokens_says_so(classifier: tuple[nn.Module, am.HookedModel], call: Any, message: str) -> None:
     with pytest.raises((InputError, UnsupportedModelError), match=message):
-        call(model)
-
-
-def test_a_report_has_a_page_for_each_input() -> None:
-    model = am.load(randomised(Classifier()), example=IMAGES)
-    report = am.report(model, IMAGES)
-    pattern = model.run(IMAGES, points=["pattern"])
-    assert len(report.texts) == len(pattern["pattern", 0]) == 6
-    for number, one in enumerate(report.texts):
-        torch.testing.assert_close(one.pattern[0], pattern["pattern", 0][number], rtol=0, atol=1e-6)
-
-
-def test_a_corpus_of_calls() -> None:
-    model = am.load(randomised(WithFurtherKeys()), example=SERIES)
-    parts = [{name: value[[row]] for name, value in SERIES.items()} for row in range(TEXTS)]
-    whole, streamed = am.attention_focus(model, SERIES), am.attention_focus(model, iter(parts))
-    torch.testing.assert_close(whole.entropy, streamed.entropy)
-    assert streamed.documents == TEXTS
+        call(classifier[1])

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -48,20 +47,3 @@ def test_nested_parts_come_back_as_they_were() -> None:
     assert [part.scale for part in again.parts] == [0.5, 2.0] and again.parts[0].bias is None
     assert torch.equal(again.parts[1].bias, torch.zeros(2)) and torch.equal(again.state["sums"], torch.ones(1))
     assert again.by_name["zero value"].scale == 2.0
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        (lambda tensors, facts: facts.pop("layers"), KeyError),
-        (lambda tensors, facts: facts["parts"][0].pop("scale"), KeyError),
-        (lambda tensors, facts: tensors.pop("parts.0.seen"), KeyError),
-        (lambda tensors, facts: facts.update(parts=[5]), ValueError),
-        (lambda tensors, facts: facts.update(pairs=[[[0, 1]]]), ValueError),
-    ],
-)
-def test_what_is_missing_is_named(change: Any, error: type[Exception]) -> None:
-    tensors, facts = packed(whole())
-    change(tensors, facts)
-    with pytest.raises(error):
-        unpacked(Whole, tensors, facts, provenance="y")

@@ -24,13 +24,12 @@ def updates() -> am.results.ResidualUpdates:
     return am.residual_updates(models.hooked("bloom"), models.token_ids("bloom"))
 
 
-@pytest.mark.parametrize("statistic", [name for name in STATISTICS if name != "concentration"])
-def test_any_statistic_of_where_heads_look_is_a_map(focus: am.results.AttentionFocus, statistic: str) -> None:
-    figure = focus.plot(statistic)
-    np.testing.assert_array_equal(np.array(figure.data[0].z), focus.mean(statistic).numpy())
-    assert figure.layout.coloraxis.cmin == 0
-    assert figure.layout.coloraxis.colorbar.title.text
-    assert "shapes" not in figure.to_plotly_json()["layout"]
+def test_any_statistic_of_where_heads_look_is_a_map(focus: am.results.AttentionFocus) -> None:
+    for statistic in STATISTICS.keys() - {"concentration"}:
+        figure = focus.plot(statistic)
+        np.testing.assert_array_equal(np.array(figure.data[0].z), focus.mean(statistic).numpy())
+        assert figure.layout.coloraxis.cmin == 0 and figure.layout.coloraxis.colorbar.title.text
+        assert "shapes" not in figure.to_plotly_json()["layout"]
 
 
 def test_a_chosen_head_has_a_frame(focus: am.results.AttentionFocus) -> None:

@@ -19,6 +19,7 @@ from attnmech.results.head_page import head_page, heads_of, is_about_heads, is_h
 HOSTILE = "<img src=x onerror=window.owned=1>"
 LAYERS, HEADS = (2, 5), 3
 READY = "html[data-ready]"
+NOISE = np.array([3e-7, 1e-8, 9e-7, 2e-8, 4e-7])
 
 
 def table(**columns: Any) -> pd.DataFrame:
@@ -66,6 +67,30 @@ def test_numbers_are_columns_with_their_intervals_and_what_is_clear() -> None:
     np.testing.assert_array_equal(effect.clear, [[False, True, False], [True, False, False]])
     np.testing.assert_array_equal(size.values, [[1, 2, 3], [4, np.nan, 50]])
     assert size.ends is None and size.clear is None
+    # Bare ends belong to the number before them.
+    frame = table()[["layer", "head", "effect"]].assign(low=-1.0, high=2.0, size=range(5))
+    first, second = heads_of(frame, LAYERS, HEADS, {}, {}).numbers
+    assert (first.name, second.name) == ("effect", "size") and second.ends is None
+    assert first.ends is not None and first.ends[1][0, 0] == 2
+    # What is clearly unlike an expected share is not pale beside 0.
+    frame = table().rename(columns={"clear": "effect_clear"}).assign(effect_expected=0.25)
+    (effect, _) = heads_of(frame, LAYERS, HEADS, {}, {}).numbers
+    assert effect.ends is not None and effect.clear is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "measured"),
+    [
+        ({"texts": 8}, 5),
+        ({}, 1),
+        ({"change": NOISE, "exact": NOISE - 1}, 5),
+    ],
+    ids=["a number that all heads share", "a single head", "rounding in every head, and differences by rounding"],
+)
+def test_numbers_that_say_nothing_are_left_to_the_table(columns: dict[str, Any], measured: int) -> None:
+    layers, heads = (LAYERS, HEADS) if measured > 1 else (LAYERS[:1], 1)
+    found = heads_of(table(**columns)[:measured], layers, heads, {}, {})
+    assert [number.name for number in found.numbers] == ["effect", "size"]
 
 
 def test_a_card_has_the_numbers_furthest_from_the_median_head_first() -> None:
@@ -85,77 +110,34 @@ def test_a_card_has_the_numbers_furthest_from_the_median_head_first() -> None:
         "not measured",
         "size: 50 (median 3)",
     ]
-
-
-def test_what_is_clearly_unlike_an_expected_share_is_not_pale_beside_0() -> None:
-    frame = table().rename(columns={"clear": "effect_clear"}).assign(effect_expected=0.25)
-    (effect, _) = heads_of(frame, LAYERS, HEADS, {}, {}).numbers
-    assert effect.ends is not None and effect.clear is None
-
-
-def test_a_median_that_is_only_rounding_is_0() -> None:
-    frame = table(score=[-2.0, -1e-17, 1.0, 2.0, np.nan])[["layer", "head", "score"]]
-    frame.loc[2, "score"] = 1e-17
+    frame = table(score=[-2.0, -1e-17, 1e-17, 2.0, np.nan])[["layer", "head", "score"]]
     (first, *_), *_ = heads_of(frame, LAYERS, HEADS, {}, {}).card["Furthest from the median head first"]
-    assert first == "score: −2 (median 0)"
-
-
-def test_a_long_card_refers_to_the_table() -> None:
+    assert first == "score: −2 (median 0)"  # a median that is only rounding
     frame = table(**{f"number_{n}": np.arange(5.0) * (n + 1) for n in range(9)})
     (first, *_), *_ = heads_of(frame, LAYERS, HEADS, {}, {}).card["Furthest from the median head first"]
     assert first.count("\n") == 8 and first.endswith("The table has 3 more.")
-
-
-def test_bare_ends_belong_to_the_number_before_them() -> None:
-    frame = table()[["layer", "head", "effect"]].assign(low=-1.0, high=2.0, size=range(5))
-    first, second = heads_of(frame, LAYERS, HEADS, {}, {}).numbers
-    assert (first.name, second.name) == ("effect", "size") and second.ends is None
-    assert first.ends is not None and first.ends[1][0, 0] == 2
-
-
-def test_types_are_coloured_by_letter() -> None:
     frame = table(types=["self, first", "first", "", "first", "self"])
-    letters = {"self": ("S", "#000"), "first": ("F", "#111"), "induction": ("I", "#222")}
-    heads = heads_of(frame, LAYERS, HEADS, {}, letters)
+    heads = heads_of(
+        frame, LAYERS, HEADS, {}, {"self": ("S", "#000"), "first": ("F", "#111"), "induction": ("I", "#222")}
+    )
     assert heads.types == [[("self", "first"), ("first",), ()], [("first",), (), ("self",)]]
     assert dict(heads.letters) == {"first": ("F", "#111"), "self": ("S", "#000")}
 
 
-def test_a_number_that_all_heads_share_is_left_to_the_table() -> None:
-    assert [number.name for number in heads_of(table(texts=8), LAYERS, HEADS, {}, {}).numbers] == ["effect", "size"]
-    one = table()[:1]
-    assert [number.name for number in heads_of(one, LAYERS[:1], 1, {}, {}).numbers] == ["effect", "size"]
-
-
-def test_rounding_is_not_notable() -> None:
-    """Numbers that are rounding in every head, or that differ by rounding alone, are not on the card or the map."""
-    noise = np.array([3e-7, 1e-8, 9e-7, 2e-8, 4e-7])
-    heads = heads_of(table(change=noise, exact=noise - 1), LAYERS, HEADS, {}, {})
-    assert [number.name for number in heads.numbers] == ["effect", "size"]
-
-
-def test_only_tables_with_a_row_per_head_are_about_heads() -> None:
+def test_only_tables_with_a_row_per_head_and_maps_of_heads_are_about_heads() -> None:
     frame = table()
     assert is_about_heads(frame) and is_about_heads(frame[:1])
     assert not is_about_heads(frame[:0])
     assert not is_about_heads(frame.drop(columns="head"))
     assert not is_about_heads(pd.concat([frame, frame]))
     assert not is_about_heads(frame[["layer", "head", "clear"]])
-
-
-def test_maps_of_heads_are_recognised() -> None:
     values = np.eye(2, 3)
     assert is_head_map(effect_map(values)) and is_head_map(effect_map(values, clear=values > 0))
     assert not is_head_map(effect_map(values, columns="position"))
 
 
 @pytest.mark.parametrize(
-    ("lead", "start"),
-    [
-        ("L5H2 leads, then L2H0.", (5, 2)),
-        ("L9H0 is elsewhere.", (2, 1)),
-        ("Nothing is named.", (2, 1)),
-    ],
+    ("lead", "start"), [("L5H2 leads, then L2H0.", (5, 2)), ("L9H0 is elsewhere.", (2, 1)), ("None.", (2, 1))]
 )
 def test_the_page_begins_with_the_head_of_its_lead_or_the_largest_clear_one(lead: str, start: tuple[int, int]) -> None:
     first = data_of(page_of(table(), lead=lead))["start"]
@@ -260,24 +242,3 @@ def test_nothing_measured_and_a_single_head_have_pages(chromium: Any, tmp_path: 
             page.get_by_label("across").select_option(index=1)
             assert page.locator(".heads-scatter").is_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.browser
-def test_a_thousand_heads_are_chosen_at_once(chromium: Any, tmp_path: Path) -> None:
-    places = [(layer, head) for layer in range(32) for head in range(32)]
-    numbers = np.random.default_rng(0).normal(size=(1024, 12))
-    frame = pd.DataFrame(places, columns=["layer", "head"]).assign(effect=numbers[:, 0])
-    html = page_of(frame.assign(**{f"n{number}": numbers[:, number] for number in range(1, 12)}))
-    with opening(chromium, html, tmp_path / "page.html", ready=READY) as page:
-        page.locator(".heads-cell").nth(1000).click()
-        assert page.inner_text("#head-name") == "L31H8"
-        assert f"change, nats: {numbers[1000, 0]:.3g}".replace("-", "−") in page.inner_text(".heads-sentence")
-        assert card_lines(page)[-1] == "The table has 4 more."
-        took = page.evaluate(
-            """() => {
-                 const before = performance.now();
-                 document.querySelectorAll(".heads-cell")[5].click();
-                 return performance.now() - before;
-               }"""
-        )
-        assert page.inner_text("#head-name") == "L0H5" and took < 1000

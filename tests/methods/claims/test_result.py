@@ -24,6 +24,7 @@ from attnmech.methods.claims.formulas import added_by_each, least_p, rank_p, str
 from attnmech.methods.claims.shapes import same_shape
 from attnmech.methods.claims.tasks import group_means, require_apart
 from attnmech.runs.haystacks import Haystacks
+from attnmech.runs.journal import Journal
 
 PAIR = [(0, 2), (2, 5)]
 
@@ -43,15 +44,33 @@ def claim_of(
 
 # -- planted circuits ------------------------------------------------------------------------------------------------
 
+PLANTED: dict[str, tuple[Callable[[], am.HookedModel], Callable[[], am.Task], Any, list[Any]]] = {
+    "in series": (lambda: model_of("and_pair", "gpt2"), planted.cued, PAIR, [[(0, 2), (2, 4)]]),
+    "an answer beside a sink": (
+        lambda: model_of("lookup", "llama"), planted.cued, [(1, 3)], [[(1, 6)], [(0, 0)], [(2, 7)]]
+    ),
+    "induction": (planted.induction, planted.repeats, [(0, 1), (1, 3)], [[(0, 1), (1, 2)]]),
+    "duplicates": (planted.duplicate, planted.duplicates, [(3, 2)], []),
+}  # fmt: skip
+"""Models with planted heads, their tasks, the heads, and sets with decoys."""
 
-def test_heads_in_series_are_found_and_confirmed() -> None:
-    claim = am.confirm_heads(model_of("and_pair", "gpt2"), lambda half: half.strongest(2), planted.cued())
-    assert claim.heads == tuple(PAIR) and claim.chosen_by_rule
-    assert claim.verdict == "confirmed" and claim.p_each == 1 / 64
-    # Sets with one of the two heads also break the circuit, so the pair need not be the strongest set.
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_heads_are_found_and_confirmed_and_decoys_are_not(name: str) -> None:
+    make, task, heads, decoys = PLANTED[name]
+    model = make()
+    claim = am.confirm_heads(model, lambda half: half.strongest(len(heads)), task())
+    assert claim.heads == tuple(heads) and claim.chosen_by_rule and claim.verdict == "confirmed"
+    # Sets with one of the heads in series also break the circuit, so these heads need not be the strongest set.
+    assert (claim.p_each if len(heads) > 1 else claim.p) == claim.least_p
     assert bool(claim.sharing[claim.as_strong].all())
-    with_decoy = claim_of("and_pair", "gpt2", ((0, 2), (2, 4)))
-    assert with_decoy.verdict != "confirmed" and "L2H4 does not clearly contribute to this effect" in with_decoy.lead
+    assert claim.wider == (len(heads) == 1)
+    if name == "induction":
+        assert float(claim.restored.mean) == pytest.approx(1.0, abs=0.2)
+    for each in decoys:
+        decoy = am.confirm_heads(model, each, task())
+        assert decoy.verdict != "confirmed"
+        assert len(each) == 1 or f"L{each[1][0]}H{each[1][1]} does not clearly contribute to this effect" in decoy.lead
 
 
 def test_heads_that_back_each_other_up_are_confirmed() -> None:
@@ -63,34 +82,7 @@ def test_heads_that_back_each_other_up_are_confirmed() -> None:
         assert claim_of("or_pair", "bloom", tuple(decoys)).verdict != "confirmed"
 
 
-def test_a_head_that_answers_is_confirmed_and_a_sink_is_not() -> None:
-    found = am.confirm_heads(model_of("lookup", "llama"), lambda half: half.strongest(1), planted.cued())
-    assert found.heads == ((1, 3),) and found.verdict == "confirmed" and found.p == 1 / 24 and found.wider
-    for other in ((1, 6), (0, 0), (2, 7)):
-        assert claim_of("lookup", "llama", (other,)).verdict == "not confirmed"
-
-
-def test_previous_token_and_induction_heads_are_found_and_confirmed() -> None:
-    model, task = planted.induction(), planted.repeats()
-    claim = am.confirm_heads(model, lambda half: half.strongest(2), task)
-    assert claim.heads == ((0, 1), (1, 3)) and claim.verdict == "confirmed" and claim.p_each == claim.least_p == 1 / 25
-    assert float(claim.restored.mean) == pytest.approx(1.0, abs=0.2)
-    assert am.confirm_heads(model, [(0, 1), (1, 2)], task).verdict == "not confirmed"
-
-
-def test_a_head_for_duplicates_is_found_and_confirmed() -> None:
-    claim = am.confirm_heads(planted.duplicate(), lambda half: half.strongest(1), planted.duplicates())
-    assert claim.heads == ((3, 2),) and claim.verdict == "confirmed" and claim.p == 1 / 25
-
-
 # -- every number, by hand -------------------------------------------------------------------------------------------
-
-
-def logits_without(model: am.HookedModel, prompt: tuple[int, ...], heads: Any) -> Tensor:
-    acts = [am.Intervention.zero(list(heads))] if heads else []
-    with model.intervene(*acts):
-        logits: Tensor = model.run(torch.tensor([prompt])).logits[0, -1]
-    return logits.double()
 
 
 @pytest.mark.core
@@ -177,26 +169,49 @@ def losses(model: am.HookedModel, ids: Tensor, heads: Any) -> Tensor:
     return torch.stack([torch.nn.functional.cross_entropy(x[:-1], y[1:]) for x, y in zip(logits, ids, strict=True)])
 
 
-@pytest.mark.parametrize("method", ["mean", "resample", am.Intervention.scale("query_key")])
-def test_sets_are_removed_in_any_way(method: Any) -> None:
-    """Removal agrees with `am.ablate_heads` for single heads, and with `model.intervene` for several."""
+@pytest.mark.parametrize("method", ["mean", "resample"])
+def test_heads_are_removed_as_by_ablate_heads(method: str) -> None:
     model, task = model_of("and_pair", "gpt2"), planted.cued(8, 2)
     confirming = task.halves()[1]
     claim = am.confirm_heads(model, [(0, 2), (1, 1)], task, method=method)
-    if isinstance(method, str):
-        prompts = [torch.tensor(case.prompt) for case in confirming.cases]
-        finding = [torch.tensor(case.prompt) for case in task.halves()[0].cases]
-        reference = {"reference": iter(finding)} if method == "mean" else {}
-        effects = am.ablate_heads(
-            model, iter(prompts), [(0, 2)], method, "logit_difference", answers=confirming.answers,
-            against=confirming.against, **reference,
-        )  # fmt: skip
-        torch.testing.assert_close(claim.after_alone[0, 0], effects.after[0, 2], rtol=1e-4, atol=1e-4)
-    else:
-        with model.intervene(am.Intervention.scale("query_key", heads=[(0, 2), (1, 1)])):
-            for case, found in zip(confirming.cases, claim.after[0], strict=True):
-                last = model.run(torch.tensor([case.prompt])).logits[0, -1]
-                assert float(found) == pytest.approx(float(last[case.answer] - last[case.against]), abs=1e-4)  # type: ignore[index]
+    prompts, finding = ([torch.tensor(case.prompt) for case in half.cases] for half in (confirming, task.halves()[0]))
+    reference = {"reference": iter(finding)} if method == "mean" else {}
+    effects = am.ablate_heads(
+        model, iter(prompts), [(0, 2)], method, "logit_difference", answers=confirming.answers,
+        against=confirming.against, **reference,
+    )  # fmt: skip
+    torch.testing.assert_close(claim.after_alone[0, 0], effects.after[0, 2], rtol=1e-4, atol=1e-4)
+
+
+DIRECTIONS = {layer: torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(layer)) for layer in (0, 1, 2)}
+METHODS: dict[str, Callable[[Any], am.Intervention]] = {
+    "scale": lambda heads: am.Intervention.scale("query_key", heads=heads),
+    "add": lambda heads: am.Intervention.add("z", {n: DIRECTIONS[n] for n in (0, 2)}, heads=heads, factor=2.0),
+    "reweight": lambda heads: am.Intervention.reweight(heads, "first", 0.25),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sets_are_changed_as_by_an_intervention_on_their_heads(name: str) -> None:
+    """Every set of the null, its heads alone, and all other heads of the layers with values."""
+    model, task, method = model_of("and_pair", "gpt2"), planted.cued(8, 1), METHODS[name]("all")
+    claim = am.confirm_heads(model, PAIR, task, method=method, sets=20)
+    assert {layer for layer, _ in claim.sets.flatten(0, 1).tolist()} == {0, 2}
+    assert claim.method == str(method).replace("all heads", "each head")
+    assert claim.lead.startswith(f"Changing L0H2 and L2H5 ({claim.method}) ") and "without" not in claim.lead
+
+    def by_hand(heads: Any) -> list[float]:
+        with model.intervene(METHODS[name](heads)):
+            lasts = [(model.run(torch.tensor([case.prompt])).logits[0, -1], case) for case in task.halves()[1].cases]
+        return [float(last[case.answer] - last[case.against]) for last, case in lasts]  # type: ignore[index]
+
+    for number in (0, 3, 19):
+        heads = [tuple(head) for head in claim.sets[number].tolist()]
+        assert claim.after[number].tolist() == pytest.approx(by_hand(heads), abs=1e-4)
+        for place, head in enumerate(heads):
+            assert claim.after_alone[number, place].tolist() == pytest.approx(by_hand([head]), abs=1e-4)
+    every = [(layer, head) for layer in ((0, 2) if name == "add" else (0, 1, 2)) for head in range(8)]
+    assert claim.after_all.tolist() == pytest.approx(by_hand(every), abs=1e-4)
 
 
 # -- false positives -------------------------------------------------------------------------------------------------
@@ -214,12 +229,9 @@ def effects() -> tuple[list[Any], Tensor, Tensor]:
     return pairs, claim.before - claim.after, claim.before - claim.after_alone
 
 
-def shares(found: list[float]) -> list[float]:
-    return [sum(p <= alpha + 1e-9 for p in found) / RUNS for alpha in ALPHAS]
-
-
-def at_most(found: list[float]) -> None:
-    for share, alpha in zip(shares(found), ALPHAS, strict=True):
+def require_at_most_the_nominal_rate(found: list[tuple[float, float]]) -> None:
+    for values, alpha in itertools.product(zip(*found, strict=True), ALPHAS):
+        share = sum(p <= alpha + 1e-9 for p in values) / RUNS
         assert share <= alpha + 2 * math.sqrt(alpha * (1 - alpha) / RUNS), (share, alpha)
 
 
@@ -238,8 +250,7 @@ def test_random_sets_are_rarely_confirmed() -> None:
         groups = rng.sample(range(20), 8)
         of_group, of_alone = (each.unflatten(-1, (20, -1)).mean(dim=-1)[..., groups] for each in (harm, alone))
         found.append(p_values(pairs, of_group, of_alone, rng.randrange(len(pairs))))
-    for values in zip(*found, strict=True):
-        at_most(list(values))
+    require_at_most_the_nominal_rate(found)
 
 
 def test_sets_chosen_by_a_rule_on_shuffled_answers_are_rarely_confirmed() -> None:
@@ -254,8 +265,7 @@ def test_sets_chosen_by_a_rule_on_shuffled_answers_are_rarely_confirmed() -> Non
         strongest = of_alone[..., groups[:10]].mean(dim=-1).sum(dim=1).argmax()
         half = of_group[:, groups[10:]], of_alone[..., groups[10:]]
         found.append(p_values(pairs, *half, int(strongest)))
-    for values in zip(*found, strict=True):
-        at_most(list(values))
+    require_at_most_the_nominal_rate(found)
 
 
 # -- sets of a shape -------------------------------------------------------------------------------------------------
@@ -276,9 +286,7 @@ def test_the_null_is_every_set_of_the_shape() -> None:
     assert len({*drawn.sets}) == 100 and drawn.possible == 512 and not drawn.enumerated
     assert drawn == same_shape([(0, 1), (1, 3), (2, 2)], range(3), 8, 100, seed=4)
     assert all([layer for layer, _ in each] == [0, 1, 2] for each in drawn.sets)
-
-
-def test_drawn_sets_are_equally_likely() -> None:
+    # Drawn sets are equally likely: χ² of 34 degrees of freedom.
     counts: dict[Any, int] = {}
     for seed in range(300):
         for each in same_shape([(0, 0), (1, 0)], range(2), 6, 21, seed).sets[1:]:
@@ -293,6 +301,9 @@ def test_ties_count_and_size_decides_among_consistent_effects() -> None:
     # A hundredth of the effect, equally consistent: t is the same.
     assert rank_p(strength(torch.stack([same[0], same[0] / 100]))) == 0.5
     assert rank_p(strength(torch.stack([same[0] / 100, same[0]]))) == 1.0
+    values = torch.randn(3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    of_t_tests = [float(ttest_1samp(each, 0, alternative="greater").pvalue) for each in values]
+    assert least_p(values) == pytest.approx(max(of_t_tests))
 
 
 # -- what it says ----------------------------------------------------------------------------------------------------
@@ -329,17 +340,17 @@ def test_losses_rise() -> None:
     model = model_of("lookup", "gpt2")
     cases = [((*case.prompt, case.answer), case.group) for case in planted.cued().cases]
     claim = am.confirm_heads(model, [(1, 3)], cases)
-    assert claim.metric == "loss" and not claim.higher_is_better
-    if claim.effect > 0 and claim.interval()[0] > 0:
-        assert "raises the loss on the task by" in claim.lead and "nats" in claim.lead
+    assert claim.metric == "loss" and not claim.higher_is_better and "nats" in claim.lead
+    prompts = tuple((case.prompt, case.group) for case in planted.cued().cases)
     own = am.Task(
-        "last logit",
-        tuple(cases),  # type: ignore[arg-type]
-        lambda logits, batch: logits[range(len(logits)), batch.lengths - 1, 5],
-        higher_is_better=True,
+        "last logits",
+        prompts,  # type: ignore[arg-type]
+        lambda logits, batch: -logits[range(len(logits)), batch.lengths - 1][:, planted.ANSWERS].amax(dim=1),
+        higher_is_better=False,
     )
     claim = am.confirm_heads(model, [(1, 3)], own)
-    assert claim.metric == "metric" and "the metric changes by" in claim.lead and "<lambda>" not in claim.lead
+    assert claim.metric == "metric" and claim.effect > 0
+    assert "raises the metric on last logits by" in claim.lead and " other heads in any layer hurt at" in claim.lead
 
 
 def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
@@ -355,32 +366,6 @@ def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
     assert claim.provenance.options["heads"] == [[0, 2], [2, 5]]
     page = claim.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Against other sets" in page and "Head by head" in page
-
-
-def test_it_resumes_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs import sweep as sweeps
-
-    model, path = model_of("and_pair", "gpt2"), tmp_path / "claim.journal"
-    texts = torch.randint(10, 40, (2, 5), generator=torch.Generator().manual_seed(2))
-    whole = am.confirm_heads(model, PAIR, planted.cued(), general=texts)
-    calls = 0
-    written = sweeps.Journal.write
-
-    def interrupted(*arguments: Any) -> None:
-        nonlocal calls
-        written(*arguments)
-        calls += 1
-        if calls == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sweeps.Journal, "write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        am.confirm_heads(model, PAIR, planted.cued(), general=texts, journal=path)
-    assert path.exists()
-    monkeypatch.setattr(sweeps.Journal, "write", written)
-    found = am.confirm_heads(model, PAIR, planted.cued(), general=texts, journal=path)
-    torch.testing.assert_close(found.after, whole.after)
-    assert not list(tmp_path.iterdir())
 
 
 # -- tasks and halves ------------------------------------------------------------------------------------------------
@@ -418,7 +403,7 @@ def test_halves_depend_on_the_seed_and_keep_groups_whole() -> None:
 
 @pytest.mark.parametrize("name", ["copying", "agreement", "gender", "recipient"])
 def test_the_demo_models_tasks_are_single_tokens_that_it_gets_right(name: str) -> None:
-    model, task = am.load(), am.Task.of_demo(name, per_template=2)
+    model, task = models.demo(), am.Task.of_demo(name, per_template=2)
     right = 0
     for case in task.cases:
         for word in (case.answer, case.against):
@@ -433,39 +418,37 @@ def test_the_demo_models_tasks_are_single_tokens_that_it_gets_right(name: str) -
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 CASE = ((1, 12, 7), 5, 6)
+
+
+def claimed(heads: Any = PAIR, task: Any = None, **options: Any) -> Any:
+    return am.confirm_heads(model_of("and_pair", "gpt2"), heads, planted.cued() if task is None else task, **options)
+
+
 BAD: list[tuple[Callable[[], Any], str]] = [
-    (lambda: planted.cued(5).halves(), "has 5 groups of cases; a claim needs at least 6"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(4)), "a claim needs at least 6"),
-    (
-        lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), discovery=planted.cued()),
-        "the group 'fillers 0' is in both halves",
-    ),
-    (lambda: require_apart(planted.cued(2), planted.cued(2, seed=5)), "is in both halves"),
+    (lambda: claimed(task=planted.cued(4)), "a claim needs at least 6"),
+    (lambda: claimed(discovery=planted.cued()), "the group 'fillers 0' is in both halves"),
     (
         lambda: require_apart(am.Task("a", [am.Case((1, 12), 5, 6, "x")]), am.Task("b", [am.Case((1, 12), 5, 6, "y")])),
         "the prompt (1, 12) is in both halves",
     ),
     (lambda: am.Task("t", (am.Case((1, 12), 5, 6, "x"), am.Case((1, 12), 6, 5, "y"))), "in two groups, 'x' and 'y'"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), [(0, 9)], planted.cued()), "`head` must be from 0 to 7"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), [(7, 0)], planted.cued()), "layer"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), [], planted.cued()), "at least one head"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), "all", planted.cued()), "got a string"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), sets=5), "`sets` must be"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), method="swap"), "`method` must be"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), reference="x"), '`reference` is for'),
-    (
-        lambda: am.confirm_heads(
-            model_of("and_pair", "gpt2"), [(layer, head) for layer in range(3) for head in range(8)], planted.cued()
-        ),
-        "no other set of the same shape to compare with: `heads` has 24 heads",
-    ),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, "no such task"), "the demo model's tasks are"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, [("a text",)]), "a case must be"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, [(*CASE, "")]), "a case needs a `group`"),
+    (lambda: claimed([(0, 9)]), "`head` must be from 0 to 7"),
+    (lambda: claimed([]), "at least one head"),
+    (lambda: claimed("all"), "got a string"),
+    (lambda: claimed(sets=5), "`sets` must be"),
+    (lambda: claimed(method="swap"), "`method` must be"),
+    (lambda: claimed(reference="x"), '`reference` is for'),
+    (lambda: claimed([divmod(place, 8) for place in range(24)]), "to compare with: `heads` has 24 heads"),
+    (lambda: claimed(task="no such task"), "the demo model's tasks are"),
+    (lambda: claimed(task=[("a text",)]), "a case must be"),
+    (lambda: claimed(task=[(*CASE, "")]), "a case needs a `group`"),
     (lambda: am.Task("t", ((*CASE, "x"), ((1, 13), " a", " b", "y"))), "`answer` must be text in all cases"),
     (lambda: am.Task("t", ()), "has no cases"),
     (lambda: am.Task("t", ((*CASE, "x"),), metric="perplexity"), "`metric` must be one of"),
     (lambda: am.Task("t", ((*CASE, "x"),), metric=lambda logits, batch: logits), "needs higher_is_better"),
+    (lambda: am.Task.of_retrieval(models.demo(), 0), "`context` must be a whole number, 1 or more; got 0"),
+    (lambda: am.Task.of_retrieval(models.demo(), 20), " tokens or more"),
+    (lambda: am.Task("t", [am.Case((1, 2), (3, "x"), None, "a")]), "must be a text or a list of token ids"),
     (lambda: am.Task.of_demo("recipient", templates=9), "`templates` must be a whole number, 1 to 7"),
 ]  # fmt: skip
 
@@ -504,22 +487,6 @@ def test_answers_of_several_tokens_are_scored_as_a_sum() -> None:
         am.Task("compared", [("a", " b", " c", "x")], "log_probability")
 
 
-def test_padding_and_batches_do_not_matter() -> None:
-    hooked = models.hooked("llama")
-    rng = Random(2)
-    cases = [
-        (tuple(rng.randrange(3, 40) for _ in range(rng.randint(4, 9))), rng.randrange(40), 41, f"group {number % 7}")
-        for number in range(21)
-    ]
-    claim = am.confirm_heads(hooked, [(0, 1), (1, 4)], cases)
-    tight = am.confirm_heads(hooked, [(0, 1), (1, 4)], cases, memory=0.01)
-    torch.testing.assert_close(claim.after, tight.after, rtol=1e-4, atol=1e-5)
-    half = planted.am.Task("the task", tuple(cases)).halves()[1]  # type: ignore[arg-type]
-    for case, found in zip(half.cases, claim.after[0], strict=True):
-        logits = logits_without(hooked, case.prompt, [(0, 1), (1, 4)])  # type: ignore[arg-type]
-        assert float(found) == pytest.approx(float(logits[case.answer] - logits[case.against]), abs=1e-4)  # type: ignore[index]
-
-
 # -- retrieval -------------------------------------------------------------------------------------------------------
 
 
@@ -550,96 +517,33 @@ def test_the_heads_that_retrieve_are_confirmed_on_other_needles() -> None:
     assert all(map(torch.equal, texts, Haystacks.of(model, context, seed=0)))
 
 
-def test_bad_retrieval_and_bad_answers() -> None:
-    with pytest.raises(InputError, match="`context` must be a whole number, 1 or more; got 0"):
-        am.Task.of_retrieval(models.demo(), 0)
-    with pytest.raises(InputError, match=r"4\d tokens or more"):
-        am.Task.of_retrieval(models.demo(), 20)
-    with pytest.raises(InputError, match="the answer of a case must be a text or a list of token ids"):
-        am.Task("t", [am.Case((1, 2), (3, "x"), None, "a")])  # type: ignore[arg-type]
-
-
 # -- directions and weights ------------------------------------------------------------------------------------------
 
 
-def direction_of(model: am.HookedModel, *layers: int, seed: int = 0) -> dict[int, Tensor]:
-    shape = 1, 1, model.n_heads, model.output_stack.d_value
-    generator = torch.Generator().manual_seed(seed)
-    return {layer: torch.randn(shape, generator=generator) for layer in layers}
-
-
-@pytest.mark.parametrize("kind", ["add", "reweight"])
-def test_directions_and_weights_of_sets_equal_plain_hooks(kind: str) -> None:
-    """Every set of the null, its heads alone and the others, with hooks that add or reweight."""
-    model, task = model_of("and_pair", "gpt2"), planted.cued(8, 1)
-    values = direction_of(model, 0, 2)
-    method = am.Intervention.add("z", values, heads="all", factor=2.0)
-    if kind == "reweight":
-        method = am.Intervention.reweight("all", "first", 0.25)
-    claim = am.confirm_heads(model, PAIR, task, method=method, sets=20)
-    assert {layer for layer, _ in claim.sets.flatten(0, 1).tolist()} == {0, 2} and claim.method == str(method).replace(
-        "all heads", "each head"
-    )
-    assert claim.lead.startswith(f"Changing L0H2 and L2H5 ({claim.method}) ") and "without" not in claim.lead
-
-    def changed(layer: int, chosen: list[int]) -> tuple[str, Callable[[Tensor], Tensor]]:
-        def added(z: Tensor) -> Tensor:
-            z = z.clone()
-            z[:, :, chosen] += 2 * values[layer][:, :, chosen]
-            return z
-
-        def reweighted(pattern: Tensor) -> Tensor:
-            pattern = pattern.clone()
-            pattern[:, chosen, :, 0] *= 0.25
-            pattern[:, chosen] /= pattern[:, chosen].sum(dim=-1, keepdim=True)
-            return pattern
-
-        return ("z", added) if kind == "add" else ("pattern", reweighted)
-
-    def by_hand(heads: Any) -> list[float]:
-        hooks = {}
-        for layer in {layer for layer, _ in heads}:
-            point, hook = changed(layer, [head for at, head in heads if at == layer])
-            hooks[point, layer] = hook
-        values_by_case = []
-        with model.hooks(hooks):
-            for case in task.halves()[1].cases:
-                last = model.run(torch.tensor([case.prompt])).logits[0, -1]
-                values_by_case.append(float(last[case.answer] - last[case.against]))  # type: ignore[index]
-        return values_by_case
-
-    for number in (0, 3, 19):
-        heads = [tuple(head) for head in claim.sets[number].tolist()]
-        assert claim.after[number].tolist() == pytest.approx(by_hand(heads), abs=1e-4)
-        for place, head in enumerate(heads):
-            assert claim.after_alone[number, place].tolist() == pytest.approx(by_hand([head]), abs=1e-4)
-    every = [(layer, head) for layer in ((0, 2) if kind == "add" else (0, 1, 2)) for head in range(8)]
-    assert claim.after_all.tolist() == pytest.approx(by_hand(every), abs=1e-4)
-
-
-def test_a_journal_of_another_direction_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs import sweep as sweeps
-
+def test_it_resumes_from_its_journal_and_no_other_direction_does(tmp_path: Path, monkeypatch: Any) -> None:
     model, task, path = model_of("and_pair", "gpt2"), planted.cued(8, 1), tmp_path / "claim.journal"
+    texts = torch.randint(10, 40, (2, 5), generator=torch.Generator().manual_seed(2))
 
     def claim(values: Any, factor: float, **options: Any) -> am.results.HeadClaim:
         method = am.Intervention.add("z", values, heads="all", factor=factor)
-        return am.confirm_heads(model, PAIR, task, method=method, sets=20, **options)
+        return am.confirm_heads(model, PAIR, task, method=method, sets=20, general=texts, **options)
 
-    values, written = direction_of(model, 0, 2), sweeps.Journal.write
+    values, written, entries = {layer: DIRECTIONS[layer] for layer in (0, 2)}, Journal.write, []
 
     def interrupted(*arguments: Any) -> None:
         written(*arguments)
-        raise KeyboardInterrupt
+        entries.append(1)
+        if len(entries) == 3:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeps.Journal, "write", interrupted)
+    monkeypatch.setattr(Journal, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         claim(values, 1.0, journal=path)
-    monkeypatch.setattr(sweeps.Journal, "write", written)
-    for other, factor in ((direction_of(model, 0, 2, seed=1), 1.0), (values, 2.0)):
+    for other, factor in (({0: DIRECTIONS[1], 2: DIRECTIONS[2]}, 1.0), (values, 2.0)):
         with pytest.raises(am.errors.JournalError, match="is the journal of another run"):
             claim(other, factor, journal=path)
-    assert torch.equal(claim(values, 1.0, journal=path).after, claim(values, 1.0).after)
+    found, whole = claim(values, 1.0, journal=path), claim(values, 1.0)
+    assert torch.equal(found.after, whole.after) and torch.equal(found.general, whole.general)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

@@ -89,15 +89,6 @@ def test_what_float32_cannot_tell_apart_is_decided_in_float64() -> None:
     assert float((exact[0] - exact[1]).abs()) < 1e-8
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "centred cosine", "dot"])
-def test_a_positive_scale_changes_neither_rank_nor_nearest(similarity: str) -> None:
-    generator = torch.Generator().manual_seed(8)
-    rows, own = torch.randn(97, 12, generator=generator) + 1, torch.arange(0, 90, 9)
-    streams = torch.randn(10, 12, generator=generator)
-    one, other = (scanned(scale * streams, rows, own, 5, similarity).finish() for scale in (1.0, 37.3))
-    assert torch.equal(one.rank, other.rank) and torch.equal(one.nearest, other.nearest)
-
-
 def test_a_vocabulary_smaller_than_k_and_spare_rows() -> None:
     rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(1))
     found = scanned(rows[:3], rows, torch.arange(3), 12, block=5).finish()

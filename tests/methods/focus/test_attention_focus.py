@@ -3,9 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import models
@@ -16,17 +14,13 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.demo.grammar import document
 from attnmech.errors import InputError, MissingPointError
 from attnmech.maths.focus import STATISTICS
 from attnmech.model.attention import attend as attention
 from attnmech.runs.token_types import TOKEN_TYPES
 
 LAST = 3
-NAMES = (
-    "bloom", "gpt2", "llama", "bert", "gemma2", "mistral", "falcon_rotary_serial", "gpt_neox", "opt", "mpt3", "qwen3",
-    "gpt_oss", "roberta",
-)  # fmt: skip
+NAMES = ("bloom", "gpt2", "llama", "bert", "gemma2", "falcon_rotary_serial", "opt", "mpt3", "gpt_oss", "roberta")
 
 
 def patterns(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -88,7 +82,7 @@ def require_as_by_hand(focus: am.results.AttentionFocus, expected: list[dict[str
     ("name", "side", "dtype"),
     [
         *((name, ("right", "left")[place % 2], torch.float32) for place, name in enumerate(NAMES)),
-        ("gpt2", "right", torch.float32), ("bert", "right", torch.float32), ("gpt_oss", "left", torch.float32),
+        ("gpt2", "right", torch.float32), ("bert", "right", torch.float32),
         *((name, "", torch.float64) for name in ("llama", "bert", "gemma2")),
     ],
 )  # fmt: skip
@@ -108,7 +102,7 @@ def test_every_statistic_is_that_of_a_loop(name: str, side: str, dtype: torch.dt
     require_as_by_hand(focus, expected, close)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("bloom", 3), ("llama", 7), ("bert", 11), ("gemma2", 3), ("gemma2", 7)])
+@pytest.mark.parametrize(("name", "rows"), [("bloom", 3), ("bert", 11), ("gemma2", 7)])
 def test_blocks_that_do_not_divide_the_text(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = models.token_ids(name, batch=2, length=19)
     hooked = models.hooked(name)
@@ -125,49 +119,33 @@ def _in_steps(length: int, step: int) -> list[range]:
     return [range(start, min(length, start + step)) for start in range(0, length, step)]
 
 
-@pytest.mark.parametrize("name", ["bloom", "bert", "llama"])
+@pytest.mark.parametrize("name", ["bloom", "bert"])
 def test_what_keys_receive(name: str) -> None:
-    """Attention by position and by distance, and the sink rate, by loops."""
+    """Attention by position and by distance, over all rows but the first of each text."""
     inputs = models.padded(name, batch=3, length=9)
     mask = inputs["attention_mask"].bool()
     focus = am.attention_focus(models.hooked(name), inputs)
+    place = torch.arange(9)
+    far = (place[:, None] - place).abs()
     for layer, pattern in enumerate(patterns(name, torch.float32, inputs)):
-        visible = reference.visible(models.plain(name), mask, layer)
-        heads, length = pattern.shape[1], pattern.shape[2]
-        for h in range(heads):
-            for j in range(length):
-                rows = [
-                    (b, i) for b in range(3) for i in range(1, length) if mask[b, i] and visible[b, 0, i, j]
-                ]  # row 0 is left out
-                if rows:
-                    mean = sum(float(pattern[b, h, i, j]) for b, i in rows) / len(rows)
-                    assert float(focus.received[layer, h, j]) == pytest.approx(mean, abs=1e-6)
-            cells = [
-                (float(pattern[b, h, i, j]), abs(i - j))
-                for b in range(3)
-                for i in range(1, length)
-                for j in range(length)
-                if mask[b, i] and visible[b, 0, i, j]
-            ]
-            for far in range(length):
-                share = sum(p for p, d in cells if d == far) / sum(p for p, _ in cells)
-                assert float(focus.distance_histogram[layer, h, far]) == pytest.approx(share, abs=1e-6)
+        counted = reference.visible(models.plain(name), mask, layer)[:, 0] & mask[..., None] & (place > 0)[:, None]
+        for head in range(pattern.shape[1]):
+            p = pattern[:, head] * counted
+            received = p.sum(dim=(0, 1)) / counted.sum(dim=(0, 1))
+            torch.testing.assert_close(focus.received[layer, head], received, rtol=0, atol=1e-6, equal_nan=True)
+            shares = torch.stack([p[:, far == distance].sum() for distance in range(9)]) / p.sum()
+            torch.testing.assert_close(focus.distance_histogram[layer, head], shares, rtol=0, atol=1e-6)
 
 
 def test_sink_rate_after_gu() -> None:
     """α_k = mean over i ≥ k of p_ik, by text, layer and head, and the share of α_k above 0.3."""
     ids = models.token_ids("bloom", batch=4, length=6)
     focus = am.attention_focus(models.hooked("bloom"), ids)
-    found = patterns("bloom", torch.float32, {"input_ids": ids})
+    pattern = torch.stack(patterns("bloom", torch.float32, {"input_ids": ids}))
     for k in range(6):
-        above = total = 0
-        for layer, pattern in enumerate(found):
-            for h in range(pattern.shape[1]):
-                alphas = [sum(float(pattern[b, h, i, k]) for i in range(k, 6)) / (6 - k) for b in range(4)]
-                assert float(focus.sink_rate[layer, h, k]) == pytest.approx(sum(alphas) / 4, abs=1e-6)
-                above += sum(alpha > 0.3 for alpha in alphas)
-                total += 4
-        assert focus.sink_share(k) == pytest.approx(above / total)
+        alphas = pattern[..., k:, k].mean(dim=-1)  # [layer text head]
+        torch.testing.assert_close(focus.sink_rate[..., k].double(), alphas.mean(dim=1), rtol=0, atol=1e-6)
+        assert focus.sink_share(k) == pytest.approx(float((alphas > 0.3).double().mean()))
 
 
 def edited(hooked: am.HookedModel, ids: Tensor, make: Any, **options: Any) -> am.results.AttentionFocus:
@@ -184,14 +162,30 @@ def test_a_uniform_causal_head() -> None:
         return (rows / rows.sum(-1, keepdim=True)).expand_as(pattern)
 
     focus = edited(models.hooked("bloom"), models.token_ids("bloom", batch=2, length=length), uniform)
-    harmonic = sum(1 / i for i in range(1, length + 1))
-    assert torch.allclose(focus.bos_mass, torch.tensor(harmonic / length, dtype=torch.float64))
-    every = focus.where(first_row=True)
-    entropy = sum(math.log(i) for i in range(1, length + 1)) / length
-    assert torch.allclose(every.entropy, torch.tensor(entropy, dtype=torch.float64))
-    assert torch.allclose(focus.normalised_entropy, torch.ones(1, dtype=torch.float64))
+    harmonic, entropy = (sum(map(of, range(1, length + 1))) / length for of in (lambda i: 1 / i, math.log))
+    assert torch.allclose(focus.bos_mass, torch.tensor(harmonic, dtype=torch.float64))
+    assert torch.allclose(focus.where(first_row=True).entropy, torch.tensor(entropy, dtype=torch.float64))
     assert (focus.tied_top == 1).all() and (focus.self_top == 0).all() and (focus.first_top == 0).all()
     assert torch.allclose(focus.received_by_type[:, 0], focus.expected_by_type, atol=1e-6)
+
+
+def test_cross_attention_has_no_self() -> None:
+    inputs = models.inputs_of("t5")
+    pattern = models.hooked("t5").run(inputs, points=["cross.pattern"])["cross.pattern", 2][:, :, 1:].double()
+    focus = am.attention_focus(models.hooked("t5"), inputs, stack="cross")
+    assert torch.allclose(focus.first_mass[2], pattern[..., 0].mean(dim=(0, 2)), atol=1e-5)
+    ordered = pattern.sort(dim=-1, descending=True).values
+    assert torch.allclose(focus.concentration[2], (ordered[..., 0] - ordered[..., 1]).mean(dim=(0, 2)), atol=1e-5)
+    for name in ("self_top", "previous_mass", "distance", "last_mass", "elsewhere_top"):
+        assert focus.mean(name).isnan().all()
+
+
+def test_special_tokens_are_a_class_of_rows() -> None:
+    hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer(adds_bos=True))
+    ids = torch.tensor([[2, 4, 0, 5, 6], [2, 7, 8, 1, 9]])  # [PAD] as an ordinary token, and [UNK]
+    focus = am.attention_focus(hooked, ids)
+    entropy, ordinary = focus.by_row("entropy"), torch.tensor([[0, 1, 0, 1, 1], [0, 1, 1, 0, 1]]).bool()
+    assert torch.allclose(focus.where(special=False).entropy, entropy[:, :, ordinary].mean(-1).double(), atol=1e-6)
 
 
 def test_a_hard_sink() -> None:
@@ -241,18 +235,6 @@ def test_where_leaves_out_rows_afterwards() -> None:
     assert some.interval("entropy") is None  # of two texts
     with pytest.raises(MissingPointError, match="only statistics that are kept row by row"):
         _ = some.received
-    with pytest.raises(InputError, match=r"each of the \[2, 8\] rows"):
-        focus.where(rows=rows[:1])
-
-
-def test_special_tokens_are_a_class_of_rows() -> None:
-    hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer(adds_bos=True))
-    ids = torch.tensor([[2, 4, 0, 5, 6], [2, 7, 8, 1, 9]])  # [PAD] as an ordinary token, and [UNK]
-    focus = am.attention_focus(hooked, ids)
-    entropy = focus.by_row("entropy")
-    without = focus.where(special=False).entropy
-    rows = [entropy[:, :, 0, i] for i in (1, 3, 4)] + [entropy[:, :, 1, i] for i in (1, 2, 4)]
-    assert torch.allclose(without, torch.stack(rows).mean(0).double(), atol=1e-6)
 
 
 def test_token_types() -> None:
@@ -273,47 +255,14 @@ def test_token_types() -> None:
     assert float(received[2, 1, place["first token"]]) == pytest.approx(float(pattern[1, 1:, 0].mean()), abs=1e-6)
 
 
-def test_cross_attention_has_no_self() -> None:
-    inputs = models.inputs_of("t5")
-    model = models.in_attention(models.fresh("t5"), "eager")
-    with torch.no_grad():
-        found = model(**inputs, output_attentions=True).cross_attentions
-    focus = am.attention_focus(models.hooked("t5"), inputs, stack="cross")
-    for layer, pattern in enumerate(found):
-        mass = pattern[:, :, 1:, 0].double().mean(dim=(0, 2))
-        assert torch.allclose(focus.first_mass[layer], mass, atol=1e-5)
-        ordered = pattern[:, :, 1:].double().sort(dim=-1, descending=True).values
-        assert torch.allclose(
-            focus.concentration[layer], (ordered[..., 0] - ordered[..., 1]).mean(dim=(0, 2)), atol=1e-5
-        )
-    for name in ("self_top", "previous_mass", "distance", "last_mass", "elsewhere_top"):
-        assert focus.mean(name).isnan().all()
-
-
-def test_layers_and_saving(tmp_path: Path) -> None:
-    ids = models.token_ids("gpt2", batch=2, length=9)
-    hooked = models.hooked("gpt2")
-    focus, some = am.attention_focus(hooked, ids), am.attention_focus(hooked, ids, layers=[2, 0])
-    assert some.layers == (2, 0)
-    assert torch.allclose(some.entropy[[2, 0]], focus.entropy[[2, 0]], atol=1e-9) and some.entropy[1].isnan().all()
+def test_the_table_and_a_file(tmp_path: Path) -> None:
+    focus = am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
     again = am.load_result(focus.save(tmp_path / "focus.safetensors"))
-    assert again.to_frame().equals(focus.to_frame())
     assert again.last == focus.last and again.provenance == focus.provenance
-    frame = am.attention_focus(hooked, models.token_ids("gpt2", batch=5)).to_frame()
-    assert list(frame.columns[:3]) == ["layer", "head", "self_top"]
+    frame = focus.to_frame()
+    assert again.to_frame().equals(frame) and list(frame.columns[:3]) == ["layer", "head", "self_top"]
     assert {"first_top_low", "first_top_high", "collapse"} <= set(frame.columns)
     assert "highest score at the first token" in repr(focus)
-
-
-def test_what_cannot_be_measured() -> None:
-    hooked = models.hooked("bloom")
-    with pytest.raises(InputError, match="`last` must be"):
-        am.attention_focus(hooked, models.token_ids("bloom"), last=0)
-    focus = am.attention_focus(hooked, models.token_ids("bloom"))
-    with pytest.raises(InputError, match="`statistic` must be one of self_top"):
-        focus.mean("sharpness")
-    with pytest.raises(InputError, match="`position` must be from 0 to 6"):
-        focus.sink_share(7)
 
 
 def test_figures_and_page(tmp_path: Path) -> None:
@@ -333,28 +282,9 @@ def test_figures_and_page(tmp_path: Path) -> None:
     assert page.count('<script type="text/plain"') == 3  # plotly, the views and the map of heads, for three figures
 
 
-def test_parts_of_a_corpus_merge() -> None:
-    model = models.demo()
-    texts = [document(Random(seed), sentences=1 + seed % 4).text for seed in range(23)]
-    whole = am.attention_focus(model, iter(texts))
-    parts = [am.attention_focus(model, iter(texts), shard=(k, 3)) for k in (2, 0, 1)]
-    merged = parts[0].merged(*parts[1:])
-    assert merged.documents == 23
-    for name, value in whole.state.items():
-        assert torch.allclose(merged.state[name].double(), value.double(), rtol=1e-6, atol=1e-5), name
-    assert torch.equal(merged.state["counts"], whole.state["counts"])
-    for ends, wanted in zip(merged.interval("entropy"), whole.interval("entropy"), strict=True):
-        assert torch.allclose(ends, wanted, atol=1e-6)
-    with pytest.raises(InputError, match="must have the same model, layers, options"):
-        whole.merged(am.attention_focus(model, iter(texts), layers=[1]))
-    with pytest.raises(InputError, match="results of a list of texts cannot be merged"):
-        whole.merged(am.attention_focus(model, texts[:2]))
-
-
 def focus_of(documents: Iterable[Any], k: int = 0, n: int = 1, **options: Any) -> am.results.AttentionFocus:
-    found: am.results.AttentionFocus = am.attention_focus(
-        models.hooked("bloom"), iter(list(documents)), shard=(k, n), **options
-    )
+    hooked, given = models.hooked("bloom"), iter(list(documents))
+    found: am.results.AttentionFocus = am.attention_focus(hooked, given, shard=(k, n), **options)
     return found
 
 
@@ -374,9 +304,7 @@ def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
     whole, half, other, quarter = (focus_of(texts, *shard) for shard in ((0, 1), (0, 2), (1, 2), (2, 4)))
     for twice in (lambda: half.merged(half), lambda: half.merged(other, half), lambda: whole.merged(other)):
         assert "only disjoint shards" in refused(twice)
-    assert refused(lambda: half.merged(quarter)).endswith(
-        "only disjoint shards can be merged; (0, 2) and (2, 4) share documents."
-    )
+    assert "can be merged; (0, 2) and (2, 4) share documents." in refused(lambda: half.merged(quarter))
     assert "(0, 2) and (2, 3)" in refused(lambda: half.merged(focus_of(texts, 2, 3)))
     merged = other.merged(quarter)
     assert merged.provenance.options["shard"] == [[1, 2], [2, 4]]
@@ -384,37 +312,37 @@ def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
     rest = am.load_result(focus_of(texts, 0, 4).save(tmp_path / "rest"))
     everything = merged.merged(rest)
     assert everything.documents == 12
-    torch.testing.assert_close(everything.mean("entropy"), whole.mean("entropy"), rtol=1e-6, atol=1e-7)
+    for name, value in whole.state.items():
+        assert torch.allclose(everything.state[name].double(), value.double(), rtol=1e-6, atol=1e-5), name
+    for ends, wanted in zip(everything.interval("entropy"), whole.interval("entropy"), strict=True):
+        assert torch.allclose(ends, wanted, atol=1e-6)
     assert "only disjoint shards" in refused(lambda: everything.merged(rest))
+    of_list = am.attention_focus(models.hooked("bloom"), texts[:2])
+    assert "results of a list of texts cannot be merged" in refused(lambda: whole.merged(of_list))
+    one_layer = focus_of(texts, 1, 2, layers=[1])
+    assert "must have the same model, layers, options" in refused(lambda: half.merged(one_layer))
 
 
-def test_parts_of_two_corpora_are_not_merged() -> None:
+def test_parts_of_two_corpora_are_not_merged(tmp_path: Path) -> None:
     texts = some_documents()
     half = focus_of(texts, 0, 2)
     changed = [*texts[:4], texts[4] + 1, *texts[5:]]
     for corpus in (changed, texts[:-1], texts[::-1], [*texts, texts[0]]):
-        assert "shards of the same corpus can be merged; got two" in refused(
-            lambda corpus=corpus: half.merged(focus_of(corpus, 1, 2))
-        )
+        other = focus_of(corpus, 1, 2)
+        assert "shards of the same corpus can be merged; got two" in refused(lambda other=other: half.merged(other))
     # The same token ids, in any form.
     padded = {"input_ids": torch.stack([texts[0], texts[5]]), "attention_mask": torch.ones(2, len(texts[0]))}
     mine = [padded, texts[1], texts[2]]
     yours = [texts[0], texts[5].numpy(), [texts[1], texts[2]]]
     assert focus_of(mine, 0, 2).merged(focus_of(yours, 1, 2)).documents == 4
-
-
-def test_shards_of_texts_know_their_corpus(tmp_path: Path) -> None:
-    model = am.load(models.fresh("bloom"), tokenizer=models.tokenizer())
-    path = tmp_path / "corpus.txt"
-    path.write_text("the keys\na dog\nthe cabinet\nthe dog and the keys\n")
-    first, second = (am.attention_focus(model, am.Corpus(path), shard=(k, 2)) for k in range(2))
-    assert first.merged(second).documents == 4
-    digest = first.provenance.options["corpus"]
-    path.write_text("the keys\na dog\nthe cabinet\nthe dog and a cabinet\n")
-    assert am.attention_focus(model, am.Corpus(path), shard=(0, 2)).provenance.options["corpus"] != digest
-    assert "got two, with the SHA-256" in refused(
-        lambda: first.merged(am.attention_focus(model, am.Corpus(path), shard=(1, 2)))
-    )
+    # A file of texts, then changed.
+    model, path = am.load(models.fresh("bloom"), tokenizer=models.tokenizer()), tmp_path / "corpus.txt"
+    parts = []
+    for last in ("the dog and the keys", "the dog and a cabinet"):
+        path.write_text(f"the keys\na dog\nthe cabinet\n{last}\n")
+        parts.append([am.attention_focus(model, am.Corpus(path), shard=(k, 2)) for k in range(2)])
+    assert parts[0][0].merged(parts[0][1]).documents == 4
+    assert "got two, with the SHA-256" in refused(lambda: parts[0][0].merged(parts[1][1]))
 
 
 def test_a_result_that_does_not_know_its_corpus_is_not_merged() -> None:
@@ -423,29 +351,6 @@ def test_a_result_that_does_not_know_its_corpus_is_not_merged() -> None:
     old = replace(half, provenance=replace(half.provenance, options=options))
     for merge in (lambda: old.merged(other), lambda: other.merged(old)):
         assert "saved by a version that did not record the corpus. Measure it again." in refused(merge)
-
-
-def test_a_resumed_run_knows_its_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs import corpus, stream
-
-    monkeypatch.setattr(stream, "batches", partial(corpus.batches, window=2))
-    texts, journal = some_documents(), tmp_path / "journal"
-    whole = focus_of(texts, 0, 2)
-    real, calls = stream.Total.add, []
-
-    def stopping(self: Any, *arguments: Any) -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        real(self, *arguments)
-
-    monkeypatch.setattr(stream.Total, "add", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        focus_of(texts, 0, 2, journal=journal)
-    assert journal.exists()
-    resumed = focus_of(texts, 0, 2, journal=journal)
-    assert resumed.provenance == whole.provenance
-    assert resumed.merged(focus_of(texts, 1, 2)).documents == 12
 
 
 def test_the_lead_counts_heads_that_look_at_the_first_token_equally_often() -> None:

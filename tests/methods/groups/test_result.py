@@ -1,13 +1,13 @@
 """Attention to groups of words compared with matched words: against loops, planted heads, and invalid groups."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import models
+import planted
 import pytest
 import torch
 from torch import Tensor
@@ -36,16 +36,15 @@ def pieces_of(model: am.HookedModel, text: str) -> tuple[list[str], list[list[in
 
 
 def by_hand(
-    model: am.HookedModel, texts: list[str], query: list[str], key: list[str], layer: int, head: int
+    model: am.HookedModel, texts: list[str], patterns: list[Tensor], query: list[str], key: list[str]
 ) -> tuple[float, float, int, int]:
-    """Attention, baseline, and the numbers of matched pairs and of all pairs."""
+    """Attention, baseline, and the numbers of matched pairs and of all pairs, from the patterns of a head."""
     counts = Counter(word.strip().lower() for text in texts for word in split_words(text))
     named = {word for words in GROUPS.values() for word in words}
     got, expected, found = [], [], 0
-    for text in texts:
+    for text, pattern in zip(texts, patterns, strict=True):
         pieces, members = pieces_of(model, text)
         words = [piece.strip().lower() for piece in pieces]
-        pattern = model.run(text, points=["pattern"])["pattern", layer][0, head].double()
 
         def mass(q: int, k: int, members: list[list[int]] = members, pattern: Tensor = pattern) -> float:
             return sum(float(pattern[i, j]) for i in members[q] for j in members[k]) / len(members[q])
@@ -72,28 +71,46 @@ def by_hand(
     return sum(got) / len(got), sum(expected) / len(got), len(got), found
 
 
+@pytest.fixture(scope="module")
+def found() -> am.results.GroupAttention:
+    return am.group_attention(models.demo(), documents(25), GROUPS)
+
+
 @pytest.mark.core
-def test_numbers_are_those_of_a_loop() -> None:
+def test_numbers_are_those_of_a_loop(found: am.results.GroupAttention) -> None:
     model, texts = models.demo(), documents(25)
-    found = am.group_attention(model, texts, GROUPS)
-    for query, key in (("places", "verbs"), ("verbs", "places")):
-        for layer, head in ((0, 2), (2, 6)):
-            attention, baseline, matched, pairs = by_hand(model, texts, GROUPS[query], GROUPS[key], layer, head)
+    runs = [model.run(text, points=["pattern"]) for text in texts]
+    for layer, head in ((0, 2), (2, 6)):
+        patterns = [acts["pattern", layer][0, head].double() for acts in runs]
+        for query, key in (("places", "verbs"), ("verbs", "places")):
+            attention, baseline, matched, pairs = by_hand(model, texts, patterns, GROUPS[query], GROUPS[key])
             assert (found.matched(query, key), found.pairs(query, key)) == (matched, pairs)
             assert 0 < matched < pairs
             assert float(found.attention(query, key)[layer, head]) == pytest.approx(attention, abs=1e-5)
             assert float(found.baseline(query, key)[layer, head]) == pytest.approx(baseline, abs=1e-5)
             assert float(found.difference(query, key)[layer, head]) == pytest.approx(attention - baseline, abs=1e-5)
+    for by_word in (found.by_query, found.by_key):
+        for place, names in enumerate(found.directions):
+            expected = found.difference(*names) * found.matched(*names)
+            assert torch.allclose(by_word[place].sum(dim=-1), expected, atol=1e-9)
+    assert torch.equal(found.query_pairs.sum(dim=-1), found.key_pairs.sum(dim=-1))
+    # The words of the first group are queries in the first direction, and keys in the second.
+    count = len(GROUPS["places"])
+    assert not found.query_pairs[0, count:].any() and not found.key_pairs[0, :count].any()
 
 
-def test_wider_matches_leave_fewer_pairs_out() -> None:
+def test_wider_matches_and_many_texts(found: am.results.GroupAttention) -> None:
+    """Wider matches leave fewer pairs out; beyond 256 texts, some share a group."""
     model, texts = models.demo(), documents(25)
-    strict, plain, wide = (
+    strict, wide = (
         am.group_attention(model, texts, GROUPS, within=within, factor=factor).matched("verbs", "places")
-        for within, factor in ((0, 1.0), (2, 2.0), (20, 50.0))
+        for within, factor in ((0, 1.0), (20, 50.0))
     )
-    found = am.group_attention(model, texts, GROUPS).pairs("verbs", "places")
-    assert strict < plain < wide <= found
+    assert strict < found.matched("verbs", "places") < wide <= found.pairs("verbs", "places")
+    many = am.group_attention(model, texts * 11, GROUPS)
+    assert many.documents == 275 and many.matched_pairs.shape[-1] <= 256
+    assert many.matched("verbs", "places") == 11 * found.matched("verbs", "places")
+    assert torch.allclose(many.difference("verbs", "places"), found.difference("verbs", "places"), atol=1e-9)
 
 
 def test_words_split_over_tokens_are_summed() -> None:
@@ -116,47 +133,24 @@ def test_words_split_over_tokens_are_summed() -> None:
     assert float(found.baseline("givers", "takers")[1, 3]) == pytest.approx(base, abs=1e-5)
 
 
-def biased(model: am.HookedModel, words: set[str], share: float) -> Callable[[Tensor], Tensor]:
-    """Head 3 attends more to keys with some words, and is otherwise unchanged."""
-    chosen = torch.tensor([token.strip().lower() in words for token in vocabulary(model)])
-
-    def edited(pattern: Tensor) -> Tensor:
-        found = pattern.clone()
-        own = chosen[NOW["ids"]][:, None].to(pattern)
-        found[:, 3] = found[:, 3] * (1 + share * own)
-        found[:, 3] /= found[:, 3].sum(dim=-1, keepdim=True)
-        return found
-
-    return edited
-
-
-NOW: dict[str, Tensor] = {}
-
-
-def vocabulary(model: am.HookedModel) -> list[str]:
-    return [model.encode(torch.tensor([[token]])).tokens[0][0] for token in range(model.n_vocab)]
-
-
-def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bias_is_claimed_and_no_other() -> None:
     """Uniform attention everywhere, except that head 3 of layer 1 gives words of a group five times as much."""
     model, texts = models.demo(), documents(40)
-    encode = type(model).encode
-
-    def noting(self: Any, inputs: Any, *, bos: bool | None = None) -> Any:
-        batch = encode(self, inputs, bos=bos)
-        NOW["ids"] = batch.ids
-        return batch
-
-    monkeypatch.setattr(type(model), "encode", noting)
     groups = {"articles": ["the", "a", "an"], "verbs": ["is", "are", "was", "were"]}
-    plant = biased(model, set(groups["verbs"]), 4.0)
+    names = [model.encode(torch.tensor([[token]])).tokens[0][0] for token in range(model.n_vocab)]
+    verbs = torch.tensor([name.strip().lower() in groups["verbs"] for name in names])
 
     def even(pattern: Tensor) -> Tensor:
         seen = torch.ones_like(pattern).tril()
         return seen / seen.sum(dim=-1, keepdim=True)
 
-    edits = {("pattern", layer): (lambda pattern: plant(even(pattern))) if layer == 1 else even for layer in range(4)}
-    with model.hooks(edits):
+    def biased(pattern: Tensor, ids: Tensor) -> Tensor:
+        pattern = even(pattern)
+        pattern[:, 3] *= 1 + 4 * verbs[ids][:, None].to(pattern)
+        pattern[:, 3] /= pattern[:, 3].sum(dim=-1, keepdim=True)
+        return pattern
+
+    with planted.with_tokens(model, 1, biased), model.hooks({("pattern", layer): even for layer in (0, 2, 3)}):
         found = am.group_attention(model, texts, groups)
         plain = am.group_attention(model, texts, {"articles": groups["articles"], "places": ["campsite", "forest"]})
     assert found.claims[["query", "key", "layer", "head"]].to_numpy().tolist() == [["articles", "verbs", 1, 3]]
@@ -194,18 +188,6 @@ def test_random_weights_are_claimed_no_more_often_than_the_nominal_rate() -> Non
     assert claimed <= 2 and claimed <= over_texts
 
 
-def test_sums_by_word_are_those_of_the_pairs() -> None:
-    found = am.group_attention(models.demo(), documents(25), GROUPS)
-    for by_word in (found.by_query, found.by_key):
-        for place, names in enumerate(found.directions):
-            expected = found.difference(*names) * found.matched(*names)
-            assert torch.allclose(by_word[place].sum(dim=-1), expected, atol=1e-9)
-    assert torch.equal(found.query_pairs.sum(dim=-1), found.key_pairs.sum(dim=-1))
-    # The words of the first group are queries in the first direction, and keys in the second.
-    count = len(GROUPS["places"])
-    assert not found.query_pairs[0, count:].any() and not found.key_pairs[0, :count].any()
-
-
 def test_both_sides_count_where_a_model_looks_both_ways() -> None:
     text = [" ".join(Random(seed).choices(PLAIN, k=15)) for seed in range(3)]
     groups = {"one": PLAIN[1:4], "other": PLAIN[5:8]}
@@ -227,15 +209,8 @@ def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
     assert "From articles to verbs" in page
     frame = found.to_frame()
     assert len(frame) == 2 * 4 * 8 and bool((frame.pairs >= frame.matched).all())
-
-
-def test_many_texts_share_groups() -> None:
-    model, texts = models.demo(), documents(30)
-    found = am.group_attention(model, texts * 9, GROUPS)
-    assert found.documents == 270 and found.matched_pairs.shape[-1] <= 256
-    once = am.group_attention(model, texts, GROUPS)
-    assert found.matched("verbs", "places") == 9 * once.matched("verbs", "places")
-    assert torch.allclose(found.difference("verbs", "places"), once.difference("verbs", "places"), atol=1e-9)
+    with pytest.raises(InputError, match="two of the groups articles, verbs; got 'verbs' and 'verbs'"):
+        found.difference("verbs", "verbs")
 
 
 @pytest.mark.parametrize(
@@ -252,46 +227,36 @@ def test_words_make_up_the_text(text: str, words: list[str]) -> None:
     assert list(split_words(text)) == words and "".join(words) == text
 
 
+TWO = {"one": ["is"], "other": ["the"]}
+
+
 @pytest.mark.parametrize(
-    ("groups", "message"),
+    ("options", "message"),
     [
-        ([], "must be a dictionary from names to lists of words"),
-        ({"one": ["is"]}, "must be a dictionary from names to lists of words"),
-        ({"one": ["is"], "other": []}, "group 'other' has no words"),
-        ({"one": ["is"], "other": ["Is", "the"]}, "in both 'one' and 'other'"),
-        ({"one": ["is", "IS"], "other": ["the"]}, "in 'one' twice"),
-        ({"one": ["is"], "other": ["the boat"]}, "must hold single words; got 'the boat'"),
-        ({"one": ["is"], "other": ["."]}, "must hold single words"),
-        ({"one": ["is"], "other": "the"}, "must be a list of words"),
-        ({"one": ["is"], 5: ["the"]}, "a group's name must be a string"),
-        ({"one": ["is"], "other": ["zebra", "gnu"]}, "no text has a word of group 'other': zebra, gnu"),
+        ({"groups": []}, "must be a dictionary from names to lists of words"),
+        ({"groups": {"one": ["is"]}}, "must be a dictionary from names to lists of words"),
+        ({"groups": {"one": ["is"], "other": []}}, "group 'other' has no words"),
+        ({"groups": {"one": ["is"], "other": ["Is", "the"]}}, "in both 'one' and 'other'"),
+        ({"groups": {"one": ["is", "IS"], "other": ["the"]}}, "in 'one' twice"),
+        ({"groups": {"one": ["is"], "other": ["the boat"]}}, "must hold single words; got 'the boat'"),
+        ({"groups": {"one": ["is"], "other": ["."]}}, "must hold single words"),
+        ({"groups": {"one": ["is"], "other": "the"}}, "must be a list of words"),
+        ({"groups": {"one": ["is"], 5: ["the"]}}, "a group's name must be a string"),
+        ({"groups": {"one": ["is"], "other": ["zebra", "gnu"]}}, "no text has a word of group 'other': zebra, gnu"),
+        ({"within": -1}, "`within` must be"),
+        ({"factor": 0.5}, "`factor` must be at least 1"),
+        ({"layers": [7]}, "7"),
+        ({"inputs": [torch.tensor([[3, 4]])]}, "every text must be a string"),
+        ({"inputs": ["It is.", "The boat."]}, "no text has words of two groups"),
+        ({"inputs": 5}, "`inputs` must be texts"),
+        ({"model": "t5", "inputs": "a"}, "an encoder and a decoder"),
+        ({"model": "bloom", "inputs": "a"}, "fast tokenizer"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_groups_that_cannot_be(groups: Any, message: str) -> None:
+def test_bad_input(options: dict[str, Any], message: str) -> None:
+    given = {"model": models.demo(), "inputs": documents(3), "groups": TWO, **options}
+    if "model" in options:
+        given["model"] = models.hooked(options["model"])
     with pytest.raises(InputError, match=message):
-        am.group_attention(models.demo(), documents(3), groups)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_bad_input() -> None:
-    model = models.demo()
-    two = {"one": ["is"], "other": ["the"]}
-    calls: list[tuple[Any, dict[str, Any], str]] = [
-        (documents(3), {"within": -1}, "`within` must be"),
-        (documents(3), {"factor": 0.5}, "`factor` must be at least 1"),
-        (documents(3), {"layers": [7]}, "7"),
-        ([torch.tensor([[3, 4]])], {}, "every text must be a string"),
-        (["It is.", "The boat."], {}, "no text has words of two groups"),
-        (5, {}, "`inputs` must be texts"),
-    ]
-    for inputs, options, message in calls:
-        with pytest.raises(InputError, match=message):
-            am.group_attention(model, inputs, two, **options)
-    with pytest.raises(InputError, match="an encoder and a decoder"):
-        am.group_attention(models.hooked("t5"), "a", two)
-    with pytest.raises(InputError, match="fast tokenizer"):
-        am.group_attention(models.hooked("bloom"), "a", two)
-    found = am.group_attention(model, documents(8), two)
-    with pytest.raises(InputError, match="two of the groups one, other; got 'one' and 'one'"):
-        found.difference("one", "one")
+        am.group_attention(**given)

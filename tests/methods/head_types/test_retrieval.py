@@ -1,12 +1,12 @@
 """Retrieval from long texts: against loops over patterns, with a head planted in the demo model, and by chance."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 import models
+import planted
 import pytest
 import tiny
 import torch
@@ -47,9 +47,10 @@ def test_shares_are_those_of_loops_over_patterns() -> None:
         acts = model.run(ids, points=["pattern", "logits"])
         produced = acts["logits"][0].argmax(dim=-1).tolist()
         for layer in range(4):
+            argmax = acts["pattern", layer][0].argmax(dim=-1).tolist()
             for head in range(8):
                 for place, row in enumerate(haystacks.rows):
-                    highest = int(acts["pattern", layer][0, head, row].argmax())
+                    highest = argmax[head][row]
                     if produced[row] == ids[0, row + 1]:
                         retrieved[layer, head] += highest == keys[number][place]
                         others = [key[place] for other, key in enumerate(keys) if other != number]
@@ -70,51 +71,31 @@ def test_induction_heads_of_the_demo_model_retrieve_and_no_others() -> None:
     assert "retrieval" in types.by_head() and "retrieval" not in am.head_types(models.demo()).by_head()
 
 
-@contextmanager
-def planted(model: am.HookedModel, shift: int) -> Iterator[None]:
-    """L1H1 attends from each of the last tokens to the earlier copy of the token, `shift` later."""
-    ids: list[Tensor] = []
+def planting(shift: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Head 1 attends from each repeated token to its first copy, `shift` later."""
 
-    def read(module: torch.nn.Module, arguments: tuple[Tensor]) -> None:
-        ids[:] = arguments[:1]
-
-    def edited(pattern: Tensor) -> Tensor:
-        pattern = pattern.clone()
-        for text, tokens in enumerate(ids[0].tolist()):
+    def edited(pattern: Tensor, ids: Tensor) -> Tensor:
+        for text, tokens in enumerate(ids.tolist()):
             for row in range(1, len(tokens)):
                 if tokens[row] in tokens[1:row]:
                     pattern[text, 1, row] = 0.0
                     pattern[text, 1, row, tokens.index(tokens[row], 1) + shift] = 1.0
         return pattern
 
-    handle = model.base.get_input_embeddings().register_forward_pre_hook(read)
-    try:
-        with model.hooks({("pattern", 1): edited}):
-            yield
-    finally:
-        handle.remove()
+    return edited
 
 
 def test_a_planted_head_is_named_and_one_that_attends_to_the_token_before_is_not() -> None:
-    with planted(models.demo(), 1):
+    with planted.with_tokens(models.demo(), 1, planting(1)):
         assert set(am.head_types(models.demo(), context=CONTEXT).types_of(1, 1)) == {"induction", "retrieval"}
-    with planted(models.demo(), 0):
+    with planted.with_tokens(models.demo(), 1, planting(0)):
         assert am.head_types(models.demo(), context=CONTEXT).types_of(1, 1) == ("duplicate",)
 
 
 def test_attention_without_the_answer_is_no_retrieval() -> None:
     model = am.load(tiny.model_of("gpt2"))
-    with planted(model, 1):
+    with planted.with_tokens(model, 1, planting(1)):
         assert am.head_types(model, context=CONTEXT).types_of(1, 1) == ("induction",)
-
-
-def test_random_weights_do_not_retrieve() -> None:
-    for name in ("bloom", "llama", "gpt_neox"):
-        weights = models.fresh(name)
-        for seed in range(4):
-            model = am.load(models.randomised(weights, seed=seed))
-            context = min(CONTEXT, model.architecture.position_limit or CONTEXT)
-            assert "retrieval" not in am.head_types(model, context=context).to_frame().type.tolist()
 
 
 def test_heads_that_attend_by_position_are_claimed_at_no_more_than_the_nominal_rate() -> None:

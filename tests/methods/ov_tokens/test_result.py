@@ -1,7 +1,6 @@
 """OV circuits on tokens: against whole matrices of raw models, against the models' own values, and planted heads."""
 
 from collections import Counter
-from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final
 import models
 import planted
 import pytest
+import reference
 import tiny
 import torch
 from tokenizers import Tokenizer
@@ -35,95 +35,33 @@ def unit(x: Tensor, epsilon: float, centred: bool) -> Tensor:
     return x / (x.pow(2).mean(dim=-1, keepdim=True) + epsilon).sqrt()
 
 
-def by_columns(matrix: Tensor, d_head: int) -> list[Tensor]:
-    """The parts of a matrix [d_in, (head d_head)]."""
-    return list(matrix.split(d_head, dim=1))
-
-
-def gpt2(plain: Any) -> tuple[Tensor, Callable[[int, Tensor], list[Tensor]], str]:
-    def written(layer: int, embedded: Tensor) -> list[Tensor]:
-        block = plain.transformer.h[layer]
-        x = block.ln_1.weight * unit(embedded, block.ln_1.eps, centred=True)
-        width = x.shape[1]
-        W_V, W_O = block.attn.c_attn.weight[:, 2 * width :], block.attn.c_proj.weight
-        return [x @ value @ out for value, out in zip(by_columns(W_V, 4), W_O.split(4), strict=True)]
-
-    return plain.transformer.wte.weight, written, "transformer.ln_f"
-
-
-def llama_like(plain: Any, offset: float = 0.0, scale: float = 1.0) -> Any:
-    def written(layer: int, embedded: Tensor) -> list[Tensor]:
-        block = plain.model.layers[layer]
-        norm, attention, config = block.input_layernorm, block.self_attn, plain.config
-        x = (norm.weight + offset) * unit(embedded, config.rms_norm_eps, centred=False)
-        d_head = attention.head_dim
-        group = config.num_attention_heads // config.num_key_value_heads
-        shared = by_columns(attention.v_proj.weight.T, d_head)
-        outs = attention.o_proj.weight.T.split(d_head)
-        gamma = block.post_attention_layernorm.weight + 1 if config.model_type == "gemma2" else 1.0
-        return [x @ shared[head // group] @ out * gamma for head, out in enumerate(outs)]
-
-    return plain.model.embed_tokens.weight * scale, written, "model.norm"
-
-
-def bloom(plain: Any) -> Any:
-    base = plain.transformer
-
-    def written(layer: int, embedded: Tensor) -> list[Tensor]:
-        block = base.h[layer]
-        x = block.input_layernorm.weight * unit(embedded, block.input_layernorm.eps, centred=True)
-        fused = block.self_attention.query_key_value.weight.T.unflatten(1, (3, 3, 10))  # [d_model head qkv d_head]
-        outs = block.self_attention.dense.weight.T.split(10)
-        return [x @ fused[:, head, 2] @ out for head, out in enumerate(outs)]
-
-    norm = base.word_embeddings_layernorm
-    embedded = norm.weight * unit(base.word_embeddings.weight, norm.eps, centred=True) + norm.bias
-    return embedded, written, "transformer.ln_f"
-
-
-def opt(plain: Any) -> Any:
-    base = plain.model.decoder
-
-    def written(layer: int, embedded: Tensor) -> list[Tensor]:
-        block = base.layers[layer]
-        x = block.self_attn_layer_norm.weight * unit(embedded, block.self_attn_layer_norm.eps, centred=True)
-        shared, outs = by_columns(block.self_attn.v_proj.weight.T, 8), block.self_attn.out_proj.weight.T.split(8)
-        return [x @ value @ out for value, out in zip(shared, outs, strict=True)]
-
-    return base.embed_tokens.weight, written, "model.decoder.final_layer_norm"
-
-
-def gpt_neox(plain: Any) -> Any:
-    """Blocks whose attention and MLP read the stream in parallel."""
-
-    def written(layer: int, embedded: Tensor) -> list[Tensor]:
-        block = plain.gpt_neox.layers[layer]
-        x = block.input_layernorm.weight * unit(embedded, block.input_layernorm.eps, centred=True)
-        fused = block.attention.query_key_value.weight.T.unflatten(1, (3, 3, 8))
-        outs = block.attention.dense.weight.T.split(8)
-        return [x @ fused[:, head, 2] @ out for head, out in enumerate(outs)]
-
-    return plain.gpt_neox.embed_in.weight, written, "gpt_neox.final_layer_norm"
-
-
-BY_HAND: Final[dict[str, Callable[[Any], Any]]] = {
-    "gpt2": gpt2,
-    "llama": llama_like,
-    "llama_bias": llama_like,
-    "qwen2": llama_like,  # with biases of values
-    "gemma2": lambda plain: llama_like(plain, offset=1.0, scale=plain.config.hidden_size**0.5),
-    "bloom": bloom,
-    "opt": opt,
-    "gpt_neox": gpt_neox,
-}
+FINAL: Final = {
+    "gpt2": "transformer.ln_f", "llama": "model.norm", "llama_bias": "model.norm", "qwen2": "model.norm",
+    "gemma2": "model.norm", "bloom": "transformer.ln_f", "opt": "model.decoder.final_layer_norm",
+    "gpt_neox": "gpt_neox.final_layer_norm",
+}  # fmt: skip
+"""The final norm of each family; those of Qwen 2 have biases of values."""
 
 
 def logits_by_hand(name: str, read: list[int]) -> Tensor:
     """The logits above their mean over the vocabulary, before the mean factors of norms, `[layer head token vocab]`."""
     plain = models.plain(name, F64)
-    rows, written, path = BY_HAND[name](plain)
-    norm, offset = plain.get_submodule(path), float(name == "gemma2")
-    vectors = torch.stack([torch.stack(written(layer, rows[read])) for layer in range(plain.config.num_hidden_layers)])
+    norm, offset = plain.get_submodule(FINAL[name]), float(name == "gemma2")
+    embedded = plain.get_input_embeddings().weight[read]
+    if name == "bloom":
+        before = plain.transformer.word_embeddings_layernorm
+        embedded = before.weight * unit(embedded, before.eps, centred=True) + before.bias
+    if name == "gemma2":
+        embedded = embedded * plain.config.hidden_size**0.5
+    written = []
+    for layer in range(plain.config.num_hidden_layers):
+        weights = reference.layer_weights(plain, layer)
+        x = (weights.gamma + offset) * unit(embedded, weights.eps, centred=isinstance(norm, torch.nn.LayerNorm))
+        behind = 1 + plain.model.layers[layer].post_attention_layernorm.weight if name == "gemma2" else 1.0
+        group = len(weights.W_O) // len(weights.W_V)
+        heads = [x @ weights.W_V[head // group] @ W_O * behind for head, W_O in enumerate(weights.W_O)]
+        written.append(torch.stack(heads))
+    vectors = torch.stack(written)
     if isinstance(norm, torch.nn.LayerNorm):
         vectors = vectors - vectors.mean(dim=-1, keepdim=True)
     logits = (norm.weight + offset) * vectors @ plain.get_output_embeddings().weight.T
@@ -147,8 +85,9 @@ def texts_of(name: str) -> list[Tensor]:
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("small_blocks", [False, True])
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize(
+    ("name", "small_blocks"), [*((name, False) for name in FINAL), ("gpt2", True), ("gemma2", True)]
+)
 def test_pairs_and_places_are_those_of_whole_matrices(
     name: str, small_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +125,7 @@ def test_pairs_and_places_are_those_of_whole_matrices(
 def test_logits_have_the_mean_factors_of_norms(name: str) -> None:
     """Of the final norm and, in Gemma 2, of the norm behind attention, over all tokens but the first of each text."""
     plain, texts = models.plain(name, F64), texts_of(name)
-    final = plain.get_submodule(BY_HAND[name](plain)[2])
+    final = plain.get_submodule(FINAL[name])
     behind = [] if name == "gpt2" else [layer.post_attention_layernorm for layer in plain.model.layers]
     factors: dict[Any, list[Tensor]] = {norm: [] for norm in (final, *behind)}
 
@@ -210,13 +149,11 @@ def test_logits_have_the_mean_factors_of_norms(name: str) -> None:
 
 # -- what models compute ---------------------------------------------------------------------------------------
 
-OTHERS: Final = (
-    "gemma", "gemma3_text", "qwen3", "olmo2", "phi", "cohere", "granite", "gpt_oss", "gptj", "mpt", "falcon", "mixtral",
-    "falcon_h1", "jamba", "llama4_text", "olmo_hybrid", "glm4", "phi3",
-)  # fmt: skip
+OTHERS: Final = ("gemma3_text", "olmo2", "cohere", "granite", "gpt_oss", "mpt", "falcon", "falcon_h1", "phi3")
+LIKE_OTHERS: Final = ("gemma", "qwen3", "phi", "gptj", "mixtral", "jamba", "llama4_text", "olmo_hybrid", "glm4")
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", [*OTHERS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in LIKE_OTHERS)])
 def test_values_are_those_of_the_model_for_a_stream_of_embeddings(kind: str) -> None:
     """The difference of two tokens' values, in which the constants β W_V and b_V cancel."""
     model = am.load(tiny.model_of(kind))
@@ -347,27 +284,18 @@ def test_equal_logits_are_ordered_by_id(size: int, monkeypatch: pytest.MonkeyPat
     assert [(pair.read_id, pair.written_id) for pair in result.pairs_of(0, 2, "lowered")][:2] == [(6, 22), (9, 22)]
 
 
-def test_random_weights_copy_by_chance() -> None:
-    """With random weights and separate embeddings, the own token has any rank: a mean of 0.5."""
-    raw = models.randomised(models.llama(heads=36, kv_heads=36, layers=3))
-    result = am.ov_tokens(am.load(raw), torch.arange(3, 47)[None], tokens=list(range(47)))
-    vocab, heads = 47, 108
-    assert float(result.own_rank.mean()) == pytest.approx(0.5, abs=4 * 0.29 / (vocab * heads) ** 0.5 * 3)
-    for name in ("copied", "suppressed"):
-        assert result.chance(name) == 10 / vocab
-        assert float(getattr(result, name).mean()) == pytest.approx(10 / vocab, abs=0.03)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_random_weights_have_no_claim(name: str) -> None:
     """With tied and with separate embeddings, on 20 random models."""
     raw, made, claims = models.fresh(name), 0, 0
+    model = with_tokenizer(raw)
     for seed in range(20):
-        model = with_tokenizer(models.randomised(raw, seed=seed))
+        models.randomised(raw, seed=seed)
         result = am.ov_tokens(model, torch.arange(3, 19)[None], tokens=list(range(40)))
         made += bool(result.successors.steps)
         claims += len(result.claims)
     assert made == 20 and claims == 0
+    assert result.chance("copied") == result.chance("suppressed") == 10 / raw.config.vocab_size
 
 
 # -- successors ------------------------------------------------------------------------------------------------
@@ -484,23 +412,11 @@ def test_saved_and_drawn(tmp_path: Path) -> None:
     assert result.plot("own_rank").layout.coloraxis.colorbar.title.text == "mean rank of the own token"
 
 
-def test_a_journal_resumes(tmp_path: Path) -> None:
-    model, texts = models.hooked("gpt2", F64), texts_of("gpt2")
-    path = tmp_path / "journal"
-
-    def interrupted() -> Any:
-        yield from texts[:3]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        am.ov_tokens(model, interrupted(), tokens=6, journal=path)
-    result = am.ov_tokens(model, iter(texts), tokens=6, journal=path)
-    assert repr(result) == repr(am.ov_tokens(model, iter(texts), tokens=6)) and not path.exists()
-
-
 # -- bad input ---------------------------------------------------------------------------------------------------
 
 IDS: Final = torch.arange(3, 11)[None]
+TINY: Final = ("qwen3_next", "bitnet")
+"""Models of `tests/tiny.py`; the other families that are refused are in the table of `tests/test_matrix.py`."""
 
 
 @pytest.mark.parametrize(
@@ -513,24 +429,21 @@ IDS: Final = torch.arange(3, 11)[None]
         ({"tokens": [3, 53]}, r"`tokens` must be from 0 to 52"),
         ({"tokens": [" Tom"]}, r"`tokens` must be token ids: this model was loaded without a tokenizer\."),
         ({"k": 0}, r"`k` must be a whole number, 1 or more; got 0\."),
-        ({"layers": [3]}, r"layers"),
+        ({"inputs": torch.tensor([[5], [6]])}, "must have tokens that are neither special nor the first of a text"),
+        ({"inputs": iter([])}, "no documents"),
+        ({"model": "demo", "inputs": "a", "tokens": [" zebrafish"]}, "must be single tokens; ' zebrafish' becomes"),
+        ({"model": "opt_post"}, "does not compute logits with one norm and one matrix"),
+        ({"model": "vit"}, "does not compute logits with one norm and one matrix"),
+        ({"model": "t5", "stack": "encoder"}, 'heads of the stack "encoder" do not. Give stack="decoder"'),
+        ({"model": "qwen3_next"}, "a gate between attention and W_O"),
+        ({"model": "bitnet"}, "a norm between W_V and W_O"),
     ],
 )
-def test_bad_options(options: dict[str, Any], message: str) -> None:
+def test_bad_input(options: dict[str, Any], message: str) -> None:
+    name = options.pop("model", "gpt2")
+    model = models.demo() if name == "demo" else am.load(tiny.model_of(name)) if name in TINY else models.hooked(name)
     with pytest.raises(InputError, match=message):
-        am.ov_tokens(models.hooked("gpt2"), IDS, **options)
-
-
-def test_unknown_words() -> None:
-    with pytest.raises(InputError, match="`tokens` must be single tokens; ' zebrafish' becomes"):
-        am.ov_tokens(models.demo(), "Anna sang.", tokens=[" zebrafish"])
-
-
-def test_texts_without_ordinary_tokens() -> None:
-    with pytest.raises(InputError, match="must have tokens that are neither special nor the first of a text"):
-        am.ov_tokens(models.hooked("gpt2"), torch.tensor([[5], [6]]))
-    with pytest.raises(InputError, match="no documents"):
-        am.ov_tokens(models.hooked("gpt2"), iter([]))
+        am.ov_tokens(model, **{"inputs": IDS, **options})
 
 
 def test_unknown_statistics_and_kinds() -> None:
@@ -545,33 +458,3 @@ def test_unknown_statistics_and_kinds() -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
-
-
-@pytest.mark.parametrize(
-    ("name", "stack", "message"),
-    [
-        ("bert", None, "does not compute logits with one norm and one matrix"),
-        ("bert_headless", None, "does not compute logits with one norm and one matrix"),
-        ("opt_post", None, "does not compute logits with one norm and one matrix"),
-        ("t5", "encoder", 'heads of the stack "encoder" do not. Give stack="decoder"'),
-        ("t5", "cross", 'heads of the stack "cross" do not'),
-        ("vit", None, "does not compute logits with one norm and one matrix"),
-    ],
-)
-def test_models_that_are_refused(name: str, stack: str | None, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        am.ov_tokens(models.hooked(name), IDS, stack=stack)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("qwen3_next", "a gate between attention and W_O"),
-        ("deepseek_v2", "expands them from latents"),
-        ("bitnet", "a norm between W_V and W_O"),
-        ("minimax", "read and write one stream; its blocks"),
-    ],
-)
-def test_families_that_are_refused(kind: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        am.ov_tokens(am.load(tiny.model_of(kind)), IDS)
