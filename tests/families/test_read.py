@@ -162,7 +162,7 @@ def test_a_rotation_in_float32_excuses_no_more(monkeypatch: pytest.MonkeyPatch) 
     assert {"rotary", "ledger"} <= {check.name for check in model.certificate.failed}
 
 
-@pytest.mark.parametrize("kind", ["phi3"])
+@pytest.mark.parametrize("kind", ["phi3", "falcon_h1", "nanochat", "minicpm3"])
 def test_in_bfloat16(kind: str) -> None:
     model = hooked(kind, dtype=torch.bfloat16)
     assert model.certificate.ok, repr(model.certificate)

@@ -319,8 +319,9 @@ class HookedModel(WiredModel):
             One number per text.
 
         Raises:
-            InputError: for a text of a single token, or without a token to mask; for a model that predicts neither the
-                next token nor masked ones; and for a masked language model without a known mask token.
+            InputError: for a text of a single token, without a token to mask, or with a token that has no logit; for a
+                model that predicts neither the next token nor masked ones; and for a masked language model without a
+                known mask token.
 
         Source: for masked tokens, the pseudo-log-likelihood of Salazar et al. 2020, which masks one token at a time.
         """

@@ -31,8 +31,6 @@ class Factors:
         That number may be 1, 1/√d_head, a number of the config, its root, the inverse of either, or a number of the
         config over √layers (MiniCPM). `within` is the allowed error of the measurement, besides rounding.
         """
-        within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
-        if abs(factor - 1) <= within:
-            return 1.0
+        within = max(within, max(1e-4, self.epsilon) * abs(factor))
         near = min([d_head**-0.5, *self._known], key=lambda known: abs(known - factor))
         return near if abs(near - factor) <= within else factor

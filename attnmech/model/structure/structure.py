@@ -282,6 +282,7 @@ class Reader:
             bias = self._model.get_buffer(added)
             plain = plain + as_float64(bias)
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
+        fits: list[tuple[float, float, float | None]] = []
         for cap in (None, *caps):
             # Logits that a cap has flattened say nothing about their factor.
             slope = torch.ones_like(logits) if cap is None else (1 - (logits / cap) ** 2).clamp_min(0)
@@ -290,9 +291,12 @@ class Reader:
             scale = self._factors.named(factor_of(uncapped[steep], plain[steep])) if steep.any() else 1.0
             computed = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
             known = scale == 1 or (bias is None and self._factors.knows(scale))
-            if known and distance(computed, logits) <= 64 * self._factors.epsilon:
-                return {"logit_scale": scale, "logit_softcap": cap, "logit_bias": added}
-        return refused
+            if known:
+                fits.append((distance(computed, logits), scale, cap))
+        # In 16 bits, small logits fit with a cap and without it, one of the two better.
+        apart, scale, cap = min(fits, key=lambda fit: fit[0], default=(torch.inf, 1.0, None))
+        fitting = apart <= 64 * self._factors.epsilon
+        return {"logit_scale": scale, "logit_softcap": cap, "logit_bias": added} if fitting else refused
 
     def _added_to_logits(self, vocabulary: int) -> str:
         """The name of the buffer beside the head that holds one number per token; empty if there is none."""

@@ -240,4 +240,5 @@ def columns_of(
     near, least = 64 * epsilon, 1 - max(1e-9, 32 * epsilon**2)
     if bool((best.values < least).any()) or bool(((factors - factor).abs() > near * factor).any()):
         return None
-    return tuple(best.indices.tolist()), 1.0 if abs(factor - 1) <= near else factor
+    # All columns together give the factor more exactly than one; in 16 bits, YaRN's 1.1 must not pass for 1.
+    return tuple(best.indices.tolist()), 1.0 if abs(factor - 1) <= epsilon / 4 else factor
