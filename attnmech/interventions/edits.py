@@ -66,6 +66,10 @@ class Edit:
 
     def check(self, place: Place) -> None:
         """Raises `InputError` if it cannot act at this place."""
+        if getattr(self, "keys", None) == "special" and place.no_special_keys:
+            raise InputError(f"{place.no_special_keys}.")
+        if isinstance(values := getattr(self, "values", None), Values):
+            values.check(self.point, place, per_query_head=isinstance(self, ValueEdit))
 
     def sentence(self, heads: str) -> str:
         """The sentence that says what it does to `heads`."""
@@ -116,9 +120,6 @@ class Replace(PointEdit):
     values: Values
     point: str = "z"
 
-    def check(self, place: Place) -> None:
-        self.values.check(self.point, place)
-
     def sentence(self, heads: str) -> str:
         return f"{self.point} of {heads} becomes {self.values}"
 
@@ -135,9 +136,6 @@ class Add(PointEdit):
     values: Values
     point: str = "z"
     factor: float = 1.0
-
-    def check(self, place: Place) -> None:
-        self.values.check(self.point, place)
 
     def sentence(self, heads: str) -> str:
         times = "" if self.factor == 1 else f"{self.factor:g} × "
@@ -197,9 +195,6 @@ class RemoveKeys(KeyEdit):
 
     keys: CheckedKeys
 
-    def check(self, place: Place) -> None:
-        _check_keys(self.keys, place)
-
     def sentence(self, heads: str) -> str:
         return f"{keys_shown(self.keys)} removed from the pattern of {heads}"
 
@@ -258,9 +253,6 @@ class ReplacePattern(PatternEdit):
 
     values: Values
 
-    def check(self, place: Place) -> None:
-        self.values.check(self.point, place)
-
     def sentence(self, heads: str) -> str:
         return f"pattern of {heads} becomes {self.values}"
 
@@ -312,9 +304,6 @@ class Reweight(PatternEdit):
         if self.factor < 0:
             raise InputError(f"`factor` multiplies weights, so it must be 0 or more; got {self.factor:g}.")
 
-    def check(self, place: Place) -> None:
-        _check_keys(self.keys, place)
-
     def sentence(self, heads: str) -> str:
         return f"attention of {heads} to {keys_shown(self.keys)} is multiplied by {self.factor:g}"
 
@@ -339,9 +328,6 @@ class ValueEdit(Edit):
     """Changes the values of some keys, for its heads only."""
 
     keys: CheckedKeys
-
-    def check(self, place: Place) -> None:
-        _check_keys(self.keys, place)
 
     def selected(self, keys: Batch, part: BatchPart) -> Bool[Tensor, "batch key"]:
         """The keys whose values it changes."""
@@ -380,21 +366,12 @@ class ReplaceValues(ValueEdit):
     keys: CheckedKeys
     values: Values
 
-    def check(self, place: Place) -> None:
-        super().check(place)
-        self.values.check(self.point, place, per_query_head=True)
-
     def sentence(self, heads: str) -> str:
         return f"v at {keys_shown(self.keys)} of {heads} becomes {self.values}"
 
     def new(self, v: Float[Tensor, "batch key head d_value"], layer: int, part: BatchPart) -> Tensor:
         groups = v.shape[2] // self.values.by_layer[layer].shape[2]
         return self.values.fitted(layer, v[:, :, ::groups], part).repeat_interleave(groups, dim=2)
-
-
-def _check_keys(keys: CheckedKeys, place: Place) -> None:
-    if keys == "special" and place.no_special_keys:
-        raise InputError(f"{place.no_special_keys}.")
 
 
 def _selected(keys: CheckedKeys, batch: Batch, part: BatchPart) -> Bool[Tensor, "batch key"]:
