@@ -11,7 +11,6 @@ import torch
 import transformers
 
 import attnmech as am
-from attnmech.model.structure.families import ARCHITECTURES
 
 Lot = Random
 
@@ -125,7 +124,7 @@ DRAWS: dict[str, Callable[[Lot], Any]] = {
 @pytest.mark.parametrize("family", sorted(DRAWS))
 def test_a_config_by_lot(family: str, seed: int) -> None:
     model = models.randomised(DRAWS[family](Random(f"{family} {seed}")), seed=seed)
-    assert model.config.model_type == family and family in ARCHITECTURES
+    assert model.config.model_type == family
     hooked = am.load(model)
     text = f"{model.config.to_diff_dict()}\n{hooked.certificate!r}"
     assert hooked.certificate.ok, text

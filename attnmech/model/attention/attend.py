@@ -75,7 +75,8 @@ def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head 
     keys = layer.keys(rows)
     scores = layer.products(rows, keys)
     scores = layer.with_terms_scaled(scores, rows)
-    scores = _soft_capped(scores, layer.terms.softcap)
+    if (cap := layer.terms.softcap) is not None:
+        scores = cap * torch.tanh(scores / cap)
     scores = layer.masked(scores, rows, keys)
     scores, removed = layer.without_removed(scores, rows)
     attention = _softmax(scores, layer.terms.sink, layer.site, rows)
@@ -225,10 +226,6 @@ class _Layer:
         )  # fmt: skip
         for observe in now.watch.rows:
             observe(block)
-
-
-def _soft_capped(scores: Tensor, softcap: float | None) -> Tensor:
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def _hide(scores: Tensor, mask: MaskRule, rows: range, at: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...errors import UnsupportedModelError
 from ..parts.mask import MaskRule, rule_of
 from ..parts.position import rotate_halves, rotate_pairs
-from ..parts.weights import Columns, Fused, Grouped, Layout, Separate
+from ..parts.weights import Columns, Fused, Layout, Separate
 from .attend import Site, attend
 
 _BY_HEAD = "batch position head d_head -> batch head position d_head"
@@ -87,16 +87,23 @@ class MptAttention(StandIn):
         return self.merge(z), None
 
 
+def falcon_layout(heads: int, kv_heads: int, d_head: int) -> Columns:
+    """Falcon's layout: for each kv head its queries, its key and its value."""
+    slots = torch.arange((heads // kv_heads + 2) * kv_heads * d_head).view(kv_heads, -1, d_head)
+    q, k, v = (tuple(part.flatten().tolist()) for part in (slots[:, :-2], slots[:, -2], slots[:, -1]))
+    return Columns(("query_key_value",) * 3, (q, k, v))
+
+
 class FalconAttention(StandIn):
     """Falcon: rotary; or ALiBi inside the scaling, (q·k + slope·j)/√d, added once, as in training."""
 
-    layout = Grouped("query_key_value")
     out_name = "dense"
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__(original)
         self.scale = float(original.inv_norm_factor)  # type: ignore[arg-type]
         self.kv_heads = int(original.num_kv_heads)  # type: ignore[arg-type]
+        self.layout = falcon_layout(self.heads, self.kv_heads, int(original.head_dim))  # type: ignore[arg-type]
 
     def forward(
         self,

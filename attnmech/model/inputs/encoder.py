@@ -19,15 +19,7 @@ from ...basics.messages import first_line, takes
 from ...batch import Batch
 from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
-from ..parts.pieces import (
-    Tokenized,
-    piece_of_text,
-    read_piece,
-    special_ids,
-    texts_of_pieces,
-    unknown_id,
-    unknown_texts,
-)
+from ..parts.pieces import Tokenized, piece_of_text, read_piece, special_ids, texts_of_pieces, unknown_id, unknown_texts
 from ..structure.text_part import sense_of
 from .processors import Picture, Recording
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -171,15 +171,11 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     def get_input_embeddings(self) -> nn.Module:
         """Raises `InputError`: there is no token embedding."""
-        _refuse_tokens()
+        raise InputError(f"this needs the tokens of a language model, and this model has none: {NO_TOKENS}.")
 
     def get_output_embeddings(self) -> None:
         """None: there is no known unembedding."""
         return None
-
-
-def _refuse_tokens() -> NoReturn:
-    raise InputError(f"this needs the tokens of a language model, and this model has none: {NO_TOKENS}.")
 
 
 def blocks_of(stack: str) -> str:

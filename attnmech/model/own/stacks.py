@@ -119,7 +119,8 @@ def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> t
     read = [_block(plain, trace, start, use, len(uses)) for use in uses]
     blocks = [block for block in read if block is not None]
     if len(blocks) < len(uses) or len({replace(plan, chained=True) for plan, _ in blocks}) > 1:
-        alone = replace(start, attn_out="out_proj") if label == "cross" and _in_torch_decoder(plain, uses) else start
+        in_torch = all(_is_torch_decoder(plain.get_submodule(parent(use.path))) for use in uses)
+        alone = replace(start, attn_out="out_proj") if label == "cross" and in_torch else start
         return alone, [use.path for use in uses]
     paths = [path for _, path in blocks]
     plan = replace(blocks[0][0], chained=_is_chained(trace, paths))
@@ -178,10 +179,6 @@ def _is_torch_decoder(layer: nn.Module) -> bool:
         layer, kind
     ) else ()  # fmt: skip
     return own == (kind.forward, kind._sa_block, kind._mha_block, kind._ff_block)
-
-
-def _in_torch_decoder(plain: OwnModule, uses: Sequence[Use]) -> bool:
-    return all(_is_torch_decoder(plain.get_submodule(parent(use.path))) for use in uses)
 
 
 def _is_causal(use: Use) -> bool:

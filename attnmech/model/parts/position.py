@@ -7,7 +7,7 @@ tensors should be, and how a rotary table is applied.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from einops import rearrange
@@ -16,6 +16,12 @@ from torch import Tensor
 
 from ...basics.public import public
 from ...maths.float64 import as_float64
+
+_ByHead: TypeAlias = Float[Tensor, "*axes d_head"]
+_Twice: TypeAlias = Float[Tensor, "*#axes d_rotary"]
+"""A table that holds every angle twice."""
+_Once: TypeAlias = Float[Tensor, "*#axes half"]
+"""A table that holds every angle once."""
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
@@ -82,11 +88,7 @@ def rotary_tables(
     return angle.cos(), angle.sin()
 
 
-def rotate_halves(
-    x: Float[Tensor, "*axes d_head"],
-    cos: Float[Tensor, "*#axes d_rotary"],
-    sin: Float[Tensor, "*#axes d_rotary"],
-) -> Float[Tensor, "*axes d_head"]:
+def rotate_halves(x: _ByHead, cos: _Twice, sin: _Twice) -> _ByHead:
     """Rotary position embedding in Llama's layout: dimension i rotates with dimension i + d/2.
 
     (x_i, x_{i+d/2}) ↦ (x_i cos − x_{i+d/2} sin, x_{i+d/2} cos + x_i sin), with the model's own tables, which
@@ -97,29 +99,17 @@ def rotate_halves(
     return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
 
 
-def rotate_halves_once(
-    x: Float[Tensor, "*axes d_head"],
-    cos: Float[Tensor, "*#axes half"],
-    sin: Float[Tensor, "*#axes half"],
-) -> Float[Tensor, "*axes d_head"]:
+def rotate_halves_once(x: _ByHead, cos: _Once, sin: _Once) -> _ByHead:
     """`rotate_halves` with tables that hold every angle once (gpt-oss)."""
     return rotate_halves(x, torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1))
 
 
-def rotate_halves_back(
-    x: Float[Tensor, "*axes d_head"],
-    cos: Float[Tensor, "*#axes d_rotary"],
-    sin: Float[Tensor, "*#axes d_rotary"],
-) -> Float[Tensor, "*axes d_head"]:
+def rotate_halves_back(x: _ByHead, cos: _Twice, sin: _Twice) -> _ByHead:
     """`rotate_halves` by the negated angles (nanochat)."""
     return rotate_halves(x, cos, -sin)
 
 
-def rotate_pairs(
-    x: Float[Tensor, "*axes d_head"],
-    cos: Float[Tensor, "*#axes d_rotary"],
-    sin: Float[Tensor, "*#axes d_rotary"],
-) -> Float[Tensor, "*axes d_head"]:
+def rotate_pairs(x: _ByHead, cos: _Twice, sin: _Twice) -> _ByHead:
     """Rotary position embedding in GPT-J's layout: dimension 2i rotates with dimension 2i + 1.
 
     Tables hold every angle twice in a row. Tables narrower than the head rotate its first dimensions.
@@ -130,20 +120,12 @@ def rotate_pairs(
     return torch.cat((turned * cos + swapped * sin, rest), dim=-1)
 
 
-def rotate_pairs_once(
-    x: Float[Tensor, "*axes d_head"],
-    cos: Float[Tensor, "*#axes half"],
-    sin: Float[Tensor, "*#axes half"],
-) -> Float[Tensor, "*axes d_head"]:
+def rotate_pairs_once(x: _ByHead, cos: _Once, sin: _Once) -> _ByHead:
     """`rotate_pairs` with tables that hold every angle once (Llama 4's complex numbers)."""
     return rotate_pairs(x, cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1))
 
 
-def rotate_pairs_by_halves(
-    x: Float[Tensor, "*axes d_head"],
-    cos: Float[Tensor, "*#axes d_rotary"],
-    sin: Float[Tensor, "*#axes d_rotary"],
-) -> Float[Tensor, "*axes d_head"]:
+def rotate_pairs_by_halves(x: _ByHead, cos: _Twice, sin: _Twice) -> _ByHead:
     """`rotate_pairs` with Llama's tables, which hold the list of all angles twice (GLM, ERNIE 4.5)."""
     half = cos.shape[-1] // 2
     return rotate_pairs_once(x, cos[..., :half], sin[..., :half])

@@ -1,6 +1,6 @@
 """Finds a layer's attention weights, in the field's names and shapes, and checks that they are usable."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -73,47 +73,6 @@ class Fused:
         """The projection's output, reassembled from q, k and v `[batch position head d_head]`."""
         pattern = f"qkv batch position head d_head -> batch position ({self.layout})"
         return [rearrange(torch.stack(qkv), pattern)]
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """q, k and v from one projection, grouped by kv head: its queries, its key, its value (Falcon)."""
-
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.path} (by kv head)"
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths of the projections within the attention module."""
-        return (self.path,)
-
-    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
-        """q, k, v with the axes `rest head d_head`, from the projection's output with axes `rest features`."""
-        slots = heads // kv_heads + 2
-        parts = rearrange(outputs[0], f"{rest} (kv slot d_head) -> slot {rest} kv d_head", kv=kv_heads, slot=slots)
-        return rearrange(parts[:-2], f"group {rest} kv d_head -> {rest} (kv group) d_head"), parts[-2], parts[-1]
-
-    @property
-    def path_of_values(self) -> str:
-        """The path of the projection that makes v."""
-        return self.path
-
-    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
-        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
-        # Not by `split`, which would copy the queries.
-        slots = heads // kv_heads + 2
-        return rearrange(output, "batch position (kv slot d) -> batch position kv slot d", kv=kv_heads, slot=slots)[
-            ..., -1, :
-        ]
-
-    def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """The projection's output, reassembled from q, k and v `[batch position head d_head]`."""
-        q, k, v = qkv
-        groups = rearrange(q, "batch position (kv group) d_head -> group batch position kv d_head", kv=k.shape[2])
-        parts = torch.cat((groups, k[None], v[None]))
-        return [rearrange(parts, "slot batch position kv d_head -> batch position (kv slot d_head)")]
 
 
 @public
@@ -226,11 +185,14 @@ class Expanded:
         """The paths of the projections within the attention module."""
         return (self.q, self.kv, self.latent.projection)
 
-    def matrices(self, q: Tensor, kv: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """W_Q, W_K and W_V `[d_in (head d)]`, from the projections' matrices."""
-        of_q, of_k, of_v = self.columns
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """W_Q, W_K and W_V with the axes `rest head d_head`, from the projections' matrices."""
+        q, kv, shared = outputs
         both = torch.cat((pad(kv, (0, shared.shape[1])), pad(shared, (kv.shape[1], 0))))
-        return select(q, of_q), select(both, of_k), select(kv, of_v)
+        chosen = (select(held, own) for held, own in zip((q, both, kv), self.columns, strict=True))
+        counts = (heads, kv_heads, kv_heads)
+        pattern = f"{rest} (head d_head) -> {rest} head d_head"
+        return tuple(rearrange(part, pattern, head=count) for part, count in zip(chosen, counts, strict=True))
 
     @property
     def path_of_values(self) -> str:
@@ -257,7 +219,7 @@ def _by_head(value: Float[Tensor, "batch position features"], heads: int) -> Ten
     return rearrange(value, "batch position (head d_head) -> batch position head d_head", head=heads)
 
 
-Layout: TypeAlias = Columns | Fused | Grouped | Separate
+Layout: TypeAlias = Columns | Fused | Separate
 """How q, k and v are laid out in the projections."""
 
 
@@ -270,73 +232,34 @@ def attention_weights(
     matrix: Callable[[nn.Module], Tensor],
 ) -> AttentionWeights:
     """The weights of one layer, from its projections; `matrix` returns the matrix of each."""
+    matrices = [matrix(projection) for projection in projections]
+    biases = [bias_of(projection) for projection in projections]
     try:
-        return _split_weights(projections, layout, out, heads, kv_heads, matrix)
-    except EinopsError as error:
+        W_Q, W_K, W_V = (
+            rearrange(W, "d_in head d -> head d_in d") for W in layout.split(matrices, heads, kv_heads, rest="d_in")
+        )
+        W_O = rearrange(matrix(out), "(head d_head) d_model -> head d_head d_model", head=heads)
+    except (EinopsError, IndexError) as error:
         shapes = ", ".join(str(tuple(matrix(part).shape)) for part in (*projections, out))
         raise WeightsError(
             f"the config's {heads} heads ({kv_heads} of keys and values) do not fit projections of the shapes "
             f"{shapes}; the config and the weights do not belong together."
         ) from error
-
-
-def _split_weights(
-    projections: Sequence[nn.Module],
-    layout: Layout | Expanded,
-    out: nn.Module,
-    heads: int,
-    kv_heads: int,
-    matrix: Callable[[nn.Module], Tensor],
-) -> AttentionWeights:
-    matrices = [matrix(projection) for projection in projections]
-    biases = [bias_of(projection) for projection in projections]
-    if isinstance(layout, Expanded):
-        parts = [
-            rearrange(W, "d_in (head d) -> d_in head d", head=n)
-            for W, n in zip(layout.matrices(*matrices), (heads, kv_heads, kv_heads), strict=True)
-        ]
-    else:
-        parts = list(layout.split(matrices, heads, kv_heads, rest="d_model"))
-    W_Q, W_K, W_V = (rearrange(W, "d_in head d -> head d_in d") for W in parts)
     b_Q, b_K, b_V = _split_biases(matrices, biases, layout, heads, kv_heads)
-    W_O = rearrange(matrix(out), "(head d_head) d_model -> head d_head d_model", head=heads)
     return AttentionWeights(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, bias_of(out))
 
 
 def _split_biases(
     matrices: Sequence[Tensor], biases: Sequence[Tensor | None], layout: Layout | Expanded, heads: int, kv_heads: int
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    counts = (heads, kv_heads, kv_heads)
-    if isinstance(layout, Columns | Expanded):
-        if isinstance(layout, Columns):
-            by_path = dict(zip(layout.paths, biases, strict=True))
-            held = [by_path[path] for path in layout.of]
-        else:
-            held = [biases[0], _joined(matrices[1:], biases[1:]), biases[1]]
-        separate = [
-            None if bias is None else rearrange(select(bias, columns), "(head d) -> head d", head=count)
-            for bias, columns, count in zip(held, layout.columns, counts, strict=True)
-        ]
-        return separate[0], separate[1], separate[2]
-    present = [None if bias is None else bias[None] for bias in biases]
-    if all(bias is None for bias in present):
-        return None, None, None
-    if len(layout.paths) == 1:
-        q, k, v = layout.split([bias for bias in present if bias is not None], heads, kv_heads, rest="one")
-        return q[0], k[0], v[0]
-    split = [
-        None if bias is None else rearrange(bias[0], "(head d_head) -> head d_head", head=n)
-        for bias, n in zip(present, counts, strict=True)
+) -> Iterator[Tensor | None]:
+    rows = [
+        W.new_zeros(1, W.shape[1]) if bias is None else bias[None] for W, bias in zip(matrices, biases, strict=True)
     ]
-    return split[0], split[1], split[2]
-
-
-def _joined(matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
-    """The concatenated biases of projections, 0 for a projection without one; None if none has one."""
-    if all(bias is None for bias in biases):
-        return None
-    pairs = zip(matrices, biases, strict=True)
-    return torch.cat([W.new_zeros(W.shape[1]) if bias is None else bias for W, bias in pairs])
+    there = [torch.full((1, W.shape[1]), float(bias is not None)) for W, bias in zip(matrices, biases, strict=True)]
+    by_name, known = (layout.split(parts, heads, kv_heads, rest="one") for parts in (rows, there))
+    for part, held in zip(by_name, known, strict=True):
+        # Keys from a latent have a row for each of their projections, which is 0 in the columns of the other.
+        yield None if not held.any() else part[0] if len(part) == 1 else part.sum(dim=0)
 
 
 def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:

@@ -8,11 +8,7 @@ import torch
 from einops import einsum
 from torch import Tensor
 
-from ...maths.precision import (
-    least_rounding,
-    steps_rounding,
-    sum_rounding,
-)
+from ...maths.precision import least_rounding, steps_rounding, sum_rounding
 from ...points import PointKey, full_name
 from ..attention.in_force import Hook
 from ..attention.observed import RowBlock

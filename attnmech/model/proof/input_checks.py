@@ -6,20 +6,10 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
-from ...maths.precision import (
-    step_tolerance,
-    steps_rounding,
-)
+from ...maths.precision import step_tolerance, steps_rounding
 from ..parts.modules import submodule
 from ..parts.weights import Expanded, bias_of, matrix_of, select
-from .probe import (
-    Compared,
-    Probe,
-    ProbeRun,
-    by_row,
-    norm_of,
-    plain_module,
-)
+from .probe import Compared, Probe, ProbeRun, by_row, norm_of, plain_module
 
 
 def normed_stream(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:

@@ -8,24 +8,13 @@ import torch
 from einops import einsum, rearrange, repeat
 from torch import Tensor
 
-from ...maths.precision import (
-    step_tolerance,
-    steps_rounding,
-    sum_rounding,
-)
+from ...maths.precision import step_tolerance, steps_rounding, sum_rounding
 from ..attention.local_global import halves_of, sum_of_halves
 from ..parts.certificate import Check
 from ..parts.gates import HalfOfRow, NormGate
 from ..parts.norms import epsilon_of, weight_of
 from ..parts.weights import bias_of, matrix_of
-from .probe import (
-    Compared,
-    Probe,
-    ProbeRun,
-    Statement,
-    by_row,
-    norm_of,
-)
+from .probe import Compared, Probe, ProbeRun, Statement, by_row, norm_of
 
 _ALONE: Final = 4
 """At this many tokens, each head goes through W_O by itself."""

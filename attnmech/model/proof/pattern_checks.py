@@ -7,16 +7,9 @@ import torch
 from torch import nn
 
 from ...maths.float64 import as_float64
-from ...maths.precision import (
-    sum_rounding,
-)
+from ...maths.precision import sum_rounding
 from ..stack.ledger import ScoreAudit
-from .probe import (
-    Compared,
-    Probe,
-    ProbeRun,
-    by_row,
-)
+from .probe import Compared, Probe, ProbeRun, by_row
 
 _ROWS: Final = 256
 """The rows of a pattern that are compared at a time."""

@@ -9,14 +9,7 @@ from torch import Tensor
 from ...maths.precision import score_rounding
 from ..attention.local_global import patterns_of
 from ..parts.certificate import Check
-from .probe import (
-    FROM_STREAM,
-    Compared,
-    Probe,
-    ProbeRun,
-    Statement,
-    by_row,
-)
+from .probe import FROM_STREAM, Compared, Probe, ProbeRun, Statement, by_row
 
 _HANDED: Final = {
     "": {"streams": "hidden_states", "attentions": "attentions"},

@@ -8,20 +8,11 @@ from torch import Tensor
 
 from ...maths.float64 import as_float64, float64_device
 from ...maths.norms import FrozenNorm
-from ...maths.precision import (
-    steps_rounding,
-    table_tolerance,
-)
+from ...maths.precision import steps_rounding, table_tolerance
 from ..parts.certificate import Check
 from ..parts.position import rotary_tables
 from ..stack.ledger import rotated_in
-from .probe import (
-    Compared,
-    Probe,
-    ProbeRun,
-    Statement,
-    norm_of,
-)
+from .probe import Compared, Probe, ProbeRun, Statement, norm_of
 
 
 def rotated(probe: Probe) -> Statement:

@@ -5,19 +5,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ...maths.precision import (
-    sum_rounding,
-)
+from ...maths.precision import sum_rounding
 from ...points import PointKey, full_name
 from ..parts.certificate import Check
 from ..stack.block import PostNormEnd
-from .probe import (
-    Compared,
-    Probe,
-    ProbeRun,
-    Statement,
-    by_row,
-)
+from .probe import Compared, Probe, ProbeRun, Statement, by_row
 
 
 def sum_with_attention(probe: Probe) -> Check | Statement:

@@ -34,10 +34,12 @@ class Stack:
         assert isinstance(blocks, nn.ModuleList)
         self.places = blocks
         """All blocks, including those without attention."""
+        # In a hybrid, only some blocks have the projections of attention.
+        paths = [f"{architecture.attention}.{path}" for path in architecture.qkv.paths if architecture.hybrid]
         self.blocks = {
             layer: submodule(block, architecture.within)
             for layer, block in enumerate(blocks)
-            if layer not in architecture.idle and (not architecture.hybrid or _has_attention(block, architecture))
+            if layer not in architecture.idle and all(has_module(block, path) for path in paths)
         }
         self.layers = tuple(self.blocks)
         """The numbers of the layers with attention: some layers in a hybrid, else all that run."""
@@ -203,8 +205,3 @@ def stack_labelled(stacks: Mapping[str, Stack], label: str | None) -> Stack:
         known = ", ".join(repr(known or "self") for known in stacks)
         raise InputError(f"`stack` must be one of {known} on this model; got {label!r}.")
     return stacks[label]
-
-
-def _has_attention(block: nn.Module, plan: Architecture) -> bool:
-    """Whether a block of a hybrid has the projections of attention."""
-    return all(has_module(block, f"{plan.attention}.{path}") for path in plan.qkv.paths)

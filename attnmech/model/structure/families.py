@@ -6,6 +6,7 @@ model (`structure.py`).
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
@@ -24,10 +25,11 @@ from ..attention.replaced_attention import (
     MptAttention,
     MvpAttention,
     codegen_layout,
+    falcon_layout,
 )
 from ..attention.two_stream import XLNetAttention, XLNetCore
 from ..parts.gates import HalfOfRow
-from ..parts.position import HALVES, HALVES_ONCE, PAIRS, Alibi, alibi_slopes_mpt
+from ..parts.position import HALVES, PAIRS, Alibi, alibi_slopes_mpt
 from ..parts.weights import Fused, Separate
 from .architecture import Architecture
 
@@ -82,13 +84,14 @@ def _falcon(config: Config) -> Architecture:
     shared = config.new_decoder_architecture or not config.multi_query
     two_norms = config.new_decoder_architecture and config.num_ln_in_parallel_attn in (None, 2)
     serial = not (config.parallel_attn or config.new_decoder_architecture)
+    kv_heads = int(config.num_kv_heads) if shared else 1
     d_head = config.hidden_size // heads
     return Architecture(
         name="Falcon",
         blocks="h",
         final_norm="ln_f",
         attention="self_attention",
-        qkv=FalconAttention.layout,
+        qkv=falcon_layout(heads, kv_heads, d_head),
         out="self_attention.dense",
         attn_norm="ln_attn" if two_norms else "input_layernorm",
         mid_norm="post_attention_layernorm" if serial else None,
@@ -98,7 +101,7 @@ def _falcon(config: Config) -> Architecture:
         replacement=FalconAttention,
         trusted="sdpa" if config.alibi else None,
         n_heads=heads,
-        n_kv_heads=int(config.num_kv_heads) if shared else 1,
+        n_kv_heads=kv_heads,
     )
 
 
@@ -217,21 +220,8 @@ def _llama(config: Config, name: str = "Llama") -> Architecture:
     )
 
 
-def _mistral(config: Config) -> Architecture:
-    return _llama(config, "Mistral")
-
-
-def _qwen2(config: Config) -> Architecture:
-    return _llama(config, "Qwen2")
-
-
 def _qwen3(config: Config) -> Architecture:
     return replace(_llama(config, "Qwen3"), qk_norm=("q_norm", "k_norm"))
-
-
-def _gpt_oss(config: Config) -> Architecture:
-    # sdpa would ignore the sinks.
-    return replace(_llama(config, "gpt-oss"), rotary=HALVES_ONCE, trusted="eager")
 
 
 def _gemma2(config: Config) -> Architecture:
@@ -246,41 +236,6 @@ def _gemma2(config: Config) -> Architecture:
         logit_softcap=config.final_logit_softcapping,
         embed_scale=config.hidden_size**0.5,
         trusted="eager",  # sdpa would leave out the soft cap
-    )
-
-
-def _jamba(config: Config) -> Architecture:
-    return replace(
-        _llama(config, "Jamba"),
-        hybrid=True,
-        final_norm="final_layernorm",
-        rotary=None,
-        mid_norm="pre_ff_layernorm",
-        mlp_out="feed_forward",
-    )
-
-
-def _bamba(config: Config) -> Architecture:
-    return replace(
-        _llama(config, "Bamba"),
-        hybrid=True,
-        final_norm="final_layernorm",
-        rotary=replace(HALVES, share=config.rope_parameters.get("partial_rotary_factor", 1.0)),
-        mid_norm="pre_ff_layernorm",
-        mlp_out="feed_forward",
-    )
-
-
-def _lfm2(config: Config) -> Architecture:
-    return replace(
-        _llama(config, "LFM2"),
-        hybrid=True,
-        final_norm="embedding_norm",
-        out="self_attn.out_proj",
-        attn_norm="operator_norm",
-        mid_norm="ffn_norm",
-        mlp_out="feed_forward",
-        qk_norm=("q_layernorm", "k_layernorm"),
     )
 
 
@@ -332,18 +287,9 @@ def _deberta_v2(config: Config, name: str = "DeBERTa-v2") -> Architecture:
     reason = why_not(config)
     if reason is not None:
         _refuse(reason)
-    return Architecture(
-        name=name,
-        blocks="encoder.layer",
-        attention="attention.self",
+    return replace(
+        _bert(config, name),
         qkv=DisentangledAttention.layout,
-        out="attention.output.dense",
-        mid_norm="attention.output.LayerNorm",
-        mlp_out="output.dense",
-        norm="post",
-        post_norm="output.LayerNorm",
-        embed_norm="embeddings.LayerNorm",
-        head_refused="its head transforms the stream with its own layer before the unembedding",
         position_limit=config.max_position_embeddings if config.position_biased_input else None,
         causal=False,
         chained=getattr(config, "conv_kernel_size", 0) <= 0,
@@ -508,7 +454,6 @@ def _led(config: Config) -> tuple[Architecture, ...]:
 
 
 ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Architecture, ...]]]] = {
-    "bamba": _bamba,
     "bert": _bert,
     "bloom": _bloom,
     "codegen": _codegen,
@@ -519,17 +464,14 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "gpt2": _gpt2,
     "gpt_neo": _gpt_neo,
     "gpt_neox": _gpt_neox,
-    "gpt_oss": _gpt_oss,
     "gptj": _gptj,
-    "jamba": _jamba,
     "led": _led,
-    "lfm2": _lfm2,
     "llama": _llama,
     "longformer": _longformer,
-    "mistral": _mistral,
+    "mistral": partial(_llama, name="Mistral"),
     "mpt": _mpt,
     "opt": _opt,
-    "qwen2": _qwen2,
+    "qwen2": partial(_llama, name="Qwen2"),
     "qwen3": _qwen3,
     "mt5": _t5,
     "mvp": _mvp,

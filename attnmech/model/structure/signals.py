@@ -73,8 +73,8 @@ def signal_of(model: PreTrainedModel) -> Signal | None:
     config = signal_config(model)
     try:
         return Signal(argument, _shape(argument, config))
-    except (AttributeError, TypeError, IndexError):
-        _refuse(f"its config does not say the size of its {argument}")
+    except (AttributeError, TypeError, IndexError) as error:
+        raise UnreadableError(f"its config does not say the size of its {argument}") from error
 
 
 def _shape(argument: str, config: Any) -> tuple[int, ...]:
@@ -166,7 +166,3 @@ class FrontEnd:
                 return stream, torch.ones(stream.shape[:2], dtype=torch.bool, device=stream.device)
             return stream, rule.visible(range(stream.shape[1]))[:, 0].any(dim=1)
         raise AssertionError("a model's first block was not reached")
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise UnreadableError(reason)
