@@ -26,12 +26,15 @@ class StandIn(nn.Module):
     attnmech_site: Site
     layout: Layout
     out_name: str
+    scale_name: str = ""
+    """The attribute of the original module with the factor of its scores."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
         for name, module in original.named_children():
             self.add_module(name, module)
         self.heads = int(getattr(original, "num_heads", 0) or getattr(original, "n_heads", 0) or 0)
+        self.scale = float(getattr(original, self.scale_name)) if self.scale_name else 1.0
 
     def project(self, hidden_states: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
         """q, k, v `[batch head position d_head]`."""
@@ -52,10 +55,7 @@ class BloomAttention(StandIn):
 
     layout = Fused("query_key_value", "head qkv d_head")
     out_name = "dense"
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__(original)
-        self.scale = float(original.inv_norm_factor)  # type: ignore[arg-type]
+    scale_name = "inv_norm_factor"
 
     def forward(
         self, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: MaskRule, **_: Any
@@ -72,10 +72,7 @@ class MptAttention(StandIn):
 
     layout = Fused("Wqkv", "qkv head d_head")
     out_name = "out_proj"
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__(original)
-        self.scale = float(original.softmax_scale)  # type: ignore[arg-type]
+    scale_name = "softmax_scale"
 
     def forward(
         self, hidden_states: Tensor, position_bias: Tensor, attention_mask: MaskRule, **_: Any
@@ -98,10 +95,10 @@ class FalconAttention(StandIn):
     """Falcon: rotary; or ALiBi inside the scaling, (q·k + slope·j)/√d, added once, as in training."""
 
     out_name = "dense"
+    scale_name = "inv_norm_factor"
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__(original)
-        self.scale = float(original.inv_norm_factor)  # type: ignore[arg-type]
         self.kv_heads = int(original.num_kv_heads)  # type: ignore[arg-type]
         self.layout = falcon_layout(self.heads, self.kv_heads, int(original.head_dim))  # type: ignore[arg-type]
 
@@ -191,7 +188,7 @@ class GPTNeoAttention(StandIn):
         """transformers' signature: returns attn_raw, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         mask = attention_mask if self.window is None else attention_mask.within(self.window)
-        z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
+        z = attend(q, k, v, scale=self.scale, position=None, mask=mask, site=self.attnmech_site)
         return self.merge(z), None
 
 
@@ -211,10 +208,7 @@ class MvpAttention(StandIn):
 
     layout = Separate("q_proj", "k_proj", "v_proj")
     out_name = "out_proj"
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__(original)
-        self.scale = float(original.scaling)  # type: ignore[arg-type]
+    scale_name = "scaling"
 
     def forward(
         self,

@@ -12,7 +12,7 @@ from ...basics.arguments import dense, shown
 from ...basics.messages import first_line
 from ...basics.public import public
 from ...batch import Batch
-from ...errors import InputError, UnsupportedModelError
+from ...errors import InputError
 from ..structure.signals import FrontEnd, Signal, pair
 from .patches import Lines, patch_places
 from .processors import Prepared
@@ -90,11 +90,7 @@ class ImageEncoder:
         self.grid, self.signal, self._front, self._interpolates = grid, signal, front, interpolates
         self.device, self.dtype = like.device, like.dtype
         self._prepare = Prepared(processor, "pixels", signal.argument, grid.channels)
-        noise = signal.noise(1, 0, like)[signal.argument]
-        try:
-            self._places = patch_places(lambda pixels: front({signal.argument: pixels}), noise, *grid.lines())
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"its positions cannot be matched with patches: {error}") from error
+        self._places = patch_places(front, signal, like, *grid.lines())
         self._names = names_of(config, sum(place is None for place in self._places))
 
     @cached_property

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...errors import UnsupportedModelError
 from ...maths.float64 import as_float64
+from ..structure.signals import FrontEnd, Signal
 
-FrontEnd: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "batch position d_model"]]
+_OneInput: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "batch position d_model"]]
 """Computes the input of the first block from images or spectrograms."""
 
 _CHANGE: Final = 4.0
@@ -49,27 +50,30 @@ class Lines:
 
 
 def patch_places(
-    front: FrontEnd, sample: Float[Tensor, "batch ..."], rows: Lines, columns: Lines
+    front: FrontEnd, signal: Signal, like: Tensor, rows: Lines, columns: Lines
 ) -> list[tuple[int, int] | None]:
     """The row and column of each position's patch; None for a position that no line of the input changes.
 
-    `sample` is one input. Raises `UnsupportedModelError` if a position does not hold exactly one patch.
+    Raises `UnsupportedModelError` if a position does not hold exactly one patch.
     """
-    windows = [_windows(front, sample, lines) for lines in (rows, columns)]
+    sample = signal.noise(1, 0, like)[signal.argument]
+    windows = [_windows(lambda x: front({signal.argument: x}), sample, lines) for lines in (rows, columns)]
     places: list[tuple[int, int] | None] = []
     for row, column in zip(*windows, strict=True):
         if (row is None) != (column is None):
-            raise UnsupportedModelError(
-                "the input of its first block at one position does not come from a single patch."
-            )
+            raise _mismatched("the input of its first block at one position does not come from a single patch")
         places.append(None if row is None or column is None else (row, column))
     held = [place for place in places if place is not None]
     if sorted(held) != [(row, column) for row in range(rows.count) for column in range(columns.count)]:
-        raise UnsupportedModelError("its patches do not each enter the first block at a separate position.")
+        raise _mismatched("its patches do not each enter the first block at a separate position")
     return places
 
 
-def _windows(front: FrontEnd, sample: Tensor, lines: Lines) -> list[int | None]:
+def _mismatched(reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"its positions cannot be matched with patches: {reason}.")
+
+
+def _windows(front: _OneInput, sample: Tensor, lines: Lines) -> list[int | None]:
     """The number of the window that each position holds; None for a position that no line changes."""
     changes = []
     for start in range(0, lines.count, _AT_ONCE):
@@ -81,13 +85,11 @@ def _windows(front: FrontEnd, sample: Tensor, lines: Lines) -> list[int | None]:
         seen = shows.nonzero().flatten().tolist()
         windows.append(seen[0] if seen else None)
         if seen and seen != [number for number in range(lines.count) if seen[0] in lines.showing(number)]:
-            raise UnsupportedModelError(
-                "the input of its first block at one position does not come from a single patch."
-            )
+            raise _mismatched("the input of its first block at one position does not come from a single patch")
     return windows
 
 
-def _changed(front: FrontEnd, sample: Tensor, lines: Lines, numbers: range) -> Bool[Tensor, "line position"]:
+def _changed(front: _OneInput, sample: Tensor, lines: Lines, numbers: range) -> Bool[Tensor, "line position"]:
     """For each of some windows, the positions that change with its first line."""
     batch = sample.expand(len(numbers) + 1, *sample.shape[1:]).clone()
     for place, number in enumerate(numbers):

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...basics.arguments import dense, shown
 from ...basics.messages import first_line
 from ...batch import Batch
-from ...errors import InputError, UnsupportedModelError
+from ...errors import InputError
 from ..structure.signals import FrontEnd, Signal, samples_of, samples_per_frame
 from .images import names_of
 from .patches import Lines, patch_places
@@ -61,13 +61,8 @@ class SoundEncoder:
         times, mels = self.signal.shape
         bands = Lines(1, mels, config.patch_size, config.frequency_stride)
         frames = Lines(0, times, config.patch_size, config.time_stride)
-        noise = self.signal.noise(1, 0, like)[self.signal.argument]
-        try:
-            patches = patch_places(lambda x: self._front({self.signal.argument: x}), noise, bands, frames)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"its positions cannot be matched with patches: {error}") from error
-        self._patches = tuple(patches)
-        self._names = names_of(config, sum(place is None for place in patches))
+        self._patches = tuple(patch_places(self._front, self.signal, like, bands, frames))
+        self._names = names_of(config, sum(place is None for place in self._patches))
 
     @property
     def seconds(self) -> float:
