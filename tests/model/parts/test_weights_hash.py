@@ -5,9 +5,10 @@ import hashlib
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
 from attnmech.model.parts import hashes
-from attnmech.model.parts.hashes import WeightsHash, tensors_hash
+from attnmech.model.parts.hashes import WeightsHash, model_hash, tensors_hash
 
 
 class Parts(nn.Module):
@@ -88,3 +89,15 @@ def test_what_a_device_sums_is_a_product_with_random_numbers(monkeypatch: pytest
     for row, value in enumerate(found.tolist()):
         exact = sum(number * times for number, times in zip(numbers[8 * row : 8 * row + 8], random, strict=True))
         assert (value - exact) % 2**64 == 0
+
+
+def test_every_entry_of_a_config_that_the_model_depends_on_changes_its_hash() -> None:
+    config = LlamaConfig()
+    before = model_hash(config, "")
+    for name in ("attention_bias", "max_position_embeddings", "rms_norm_eps", "vocab_size"):
+        value = getattr(config, name)
+        setattr(config, name, value + 1)
+        assert model_hash(config, "") != before, name
+        setattr(config, name, value)
+    config._name_or_path = "elsewhere"
+    assert model_hash(config, "") == before != model_hash(config, "other weights")
