@@ -422,7 +422,7 @@ class HeadExamples(Summed):
     @property
     def lead(self) -> str:
         """The share of rows like the strongest."""
-        texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        texts = counted(self.documents, self.provenance.distinct(self.documents))
         share, heads = self.share[self.rows > 0], self.rows.numel()
         if not len(share):
             return f"No row counts in any of {counted(heads, noun='head')} ({texts})."

@@ -190,8 +190,12 @@ class OddHeads(Summed):
 
     @property
     def collapse(self) -> tuple[tuple[str, ...], ...]:
-        """The class of each head in each layer: one of `CLASSES`, "", or "not measured" in other layers."""
-        mass, entropy = self.mean("bos_mass"), self._by_layer(self._of_focus("entropy", first=True).mean)
+        """The class of each head in each layer: one of `CLASSES`, "", or "not measured" in other layers and where all
+        texts have one token.
+        """
+        # The only row of a text of one token has nothing to choose from.
+        mass = self.mean("bos_mass").masked_fill(self.mean("entropy").isnan(), math.nan)
+        entropy = self._by_layer(self._of_focus("entropy", first=True).mean)
         return tuple(
             tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
             for rows in zip(mass.tolist(), entropy.tolist(), strict=True)
@@ -320,6 +324,9 @@ class OddHeads(Summed):
     def lead(self) -> str:
         """The finding in one paragraph."""
         heads, odd = len(self.layers) * self._heads, self.odd
+        if bool(self.mean("entropy").isnan().all()):
+            texts = counted(self.documents, self._distinct)
+            return f"On {texts}, no token after the first sees two keys, so how heads attend is not measured."
         counts = [_counted(int((odd["reason"] == name).sum()), name) for name in CLASSES]
         unusual = odd[odd["reason"] == "unusual"]
         several = len(unusual[["layer", "head"]].drop_duplicates())

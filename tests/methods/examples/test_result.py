@@ -309,6 +309,8 @@ def test_the_result_as_table_text_page_and_file(tmp_path: Path) -> None:
 def test_texts_without_a_row_that_counts() -> None:
     examples = am.examples(models.hooked("gpt2"), iter([torch.tensor([5, 6]), torch.tensor([7])]))
     assert examples.lead == "No row counts in any of 15 heads (2 texts)."
+    copies = am.examples(models.hooked("gpt2"), [torch.tensor([5, 6, 7])] * 3)
+    assert "(3 texts (1 distinct)): in the median head" in copies.lead
     assert examples.to_frame().empty and examples.to_frame("band").empty and examples.by_head()["rows"].eq(0).all()
     assert examples.share.isnan().all() and examples.quantiles.isnan().all()
 

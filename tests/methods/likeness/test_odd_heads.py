@@ -165,6 +165,13 @@ def test_texts_too_short_for_a_long_range(tmp_path: Path) -> None:
     odd.write_html(tmp_path / "short.html")
 
 
+@pytest.mark.parametrize(("name", "stack"), [("gpt2", None), ("t5", "encoder")])
+def test_texts_of_one_token_have_no_classes(name: str, stack: str | None) -> None:
+    odd = am.odd_heads(models.hooked(name), [torch.tensor([3]), torch.tensor([4])], stack=stack)
+    assert {kind for layer in odd.collapse for kind in layer} == {"not measured"} and odd.odd.empty
+    assert odd.lead == "On 2 texts, no token after the first sees two keys, so how heads attend is not measured."
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input() -> None:
     with pytest.raises(InputError, match="`beyond` must be a whole number, 1 or more"):
