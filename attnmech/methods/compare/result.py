@@ -260,7 +260,7 @@ class Comparison(PagedResult):
         distinct = self.provenance.distinct(self.texts)
         opening = f"On {counted(self.texts, distinct)}, {self.b} against {self.a}"
         if not bool(known.any()):
-            return f"{opening}: nothing was measured.{self._permuted}"
+            return f"{opening}: {name} was not measured.{self._permuted}"
         if bool((value[known] == 0).all()):
             return f"{opening}: {name} is the same in every head.{self._permuted}"
         place = int(value.abs().nan_to_num(-1.0).argmax())

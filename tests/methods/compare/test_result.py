@@ -208,3 +208,10 @@ def test_bad_input_is_told() -> None:
         with pytest.raises(InputError) as caught:
             call()
         assert told in str(caught.value), str(caught.value)
+
+
+def test_the_lead_names_the_statistic_that_was_not_measured() -> None:
+    one = models.hooked("t5")
+    result = am.compare(one, one, [torch.tensor([3, 4, 5]), torch.tensor([4, 5])], am.attention_focus, stack="cross")
+    assert bool(result.divergence.isfinite().all())
+    assert result.lead.endswith(f": {result.shown.replace('_', ' ')} was not measured.")
