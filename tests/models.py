@@ -184,6 +184,15 @@ def deberta_v2(heads: int = 3, d_head: int = 7, layers: int = 2, **options: Any)
     return transformers.DebertaV2ForMaskedLM(config)
 
 
+def big_bird(kind: str = "ForMaskedLM", attention_type: str = "original_full", **options: Any) -> Any:
+    """Sparse attention would see 4 · (5 + 2) = 28 tokens."""
+    config = transformers.BigBirdConfig(
+        vocab_size=43, hidden_size=21, num_hidden_layers=2, num_attention_heads=3, intermediate_size=26,
+        max_position_embeddings=64, block_size=4, num_random_blocks=1, attention_type=attention_type, **options,
+    )  # fmt: skip
+    return getattr(transformers, f"BigBird{kind}")(config)
+
+
 MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "bloom": bloom,
     "bloom5": lambda: bloom(heads=5, d_head=4),

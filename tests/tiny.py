@@ -317,6 +317,13 @@ def merging(kind: str, **placeholders: int) -> Any:
     return randomised(getattr(transformers, MERGED[kind])._from_config(config, dtype=torch.float32), seed=0)
 
 
+def albert_groups() -> Any:
+    """ALBERT with five layers in two groups of three blocks."""
+    config = config_of("albert")
+    config.num_hidden_layers, config.num_hidden_groups, config.inner_group_num = 5, 2, 3
+    return randomised(transformers.AlbertForMaskedLM(config))
+
+
 def _made(kind: str, sizes: Mapping[str, int]) -> Any:
     config, made = config_of(kind, sizes), getattr(transformers, class_of(kind))
     if not isinstance(config, made.config_class):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 _RUN = f"""
 import os, runpy, sys
@@ -18,6 +20,7 @@ os._exit(0)  # torch ends before Python does, and would call back into the devic
 """
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_a_tiny_model_on_the_device(tmp_path: Path) -> None:
     folders = str(BENCHMARKS), str(Path(__file__).parent), os.environ.get("PYTHONPATH")
     done = subprocess.run(

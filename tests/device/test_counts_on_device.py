@@ -1,14 +1,10 @@
 """Counts kernel launches and waits on a device; the checks notice the same faults as on the CPU."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from comparing import printed_by
 
 HERE = Path(__file__).parent
 LAUNCHES = {"run": 1.2, "focus": 3.3, "updates": 3.2}
@@ -17,15 +13,9 @@ WAITS = {"run": 4, "focus": 9, "updates": 8}
 """The padding (twice), the mask, the checks; then the weights, the input (twice), the results, and types of tokens."""
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_launches_and_waits_are_few_and_the_checks_notice_what_they_notice_on_the_cpu(kind: str) -> None:
-    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(HERE / "counts_on_device.py"), kind],
-        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
+    (found,) = printed_by(HERE / "counts_on_device.py", kind)
     counts = found["counts"]
     assert counts["plain"]["launches"] > 300 and counts["plain"]["waits"] == 0
     for call, most in LAUNCHES.items():

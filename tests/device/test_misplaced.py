@@ -1,13 +1,10 @@
 """Tensors on a different device from the model's, and missing devices: `misplaced.py`, run in a separate process."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import models
 import pytest
+from comparing import printed_by
 
 import attnmech as am
 
@@ -20,13 +17,7 @@ MOVED = {
 
 
 def test_what_lies_elsewhere_is_moved_or_refused() -> None:
-    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(HERE / "misplaced.py")],
-        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers = dict(json.loads(line) for line in done.stdout.splitlines())
+    answers = dict(printed_by(HERE / "misplaced.py"))
     assert {name for name, answer in answers.items() if isinstance(answer, float) and answer < 1e-4} == MOVED
     assert "on the meta device" in answers["half a model"]
     assert "'gpu' has no float64; use dtype=\"float32\"" in answers["float64"]

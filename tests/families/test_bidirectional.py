@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import models
 import pytest
 import tiny
 import torch
@@ -17,29 +16,6 @@ SIZES = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40,
     "image_size": [32, 32], "patch_size": [8, 8],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "lfm2", "gpt_neox", "bloom"])
-def test_a_decoder_with_a_bidirectional_mask_is_certified(kind: str) -> None:
-    plain = tiny.model_of(kind)
-    ids = torch.randint(10, 90, (2, 12), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[1, 9:] = 0
-    with torch.no_grad():
-        causal = plain(ids, attention_mask=mask).logits
-        plain.config.is_causal = False
-        theirs = models.in_attention(plain, "eager")(ids, attention_mask=mask, output_attentions=True)
-    assert (theirs.logits - causal)[0].abs().max() > 0.5
-    model = am.load(plain)
-    assert model.certificate.ok and not model.causal
-    acts = model.run({"input_ids": ids, "attention_mask": mask}, points=["pattern", "logits"])
-    real = mask.bool()
-    torch.testing.assert_close(acts.logits[real], theirs.logits[real], atol=2e-5, rtol=1e-5)
-    patterns = [pattern for pattern in theirs.attentions if pattern is not None]
-    for layer, pattern in zip(model.stack().layers, patterns, strict=True):
-        rows = real[:, None, :, None]
-        torch.testing.assert_close(acts["pattern", layer] * rows, pattern * rows, atol=1e-5, rtol=0)
-        assert float(acts["pattern", layer][0].triu(1).max()) > 0.01
 
 
 def _both_ways(kind: str, attention: str = "sdpa") -> Any:
@@ -76,9 +52,8 @@ def test_a_model_whose_mask_depends_on_padding_is_refused(kind: str) -> None:
         model.run(torch.tensor([[11, 12, 13]]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [10.0, 35.0, 100.0])
-def test_a_head_with_large_scores_is_certified(dtype: torch.dtype, size: float) -> None:
+@pytest.mark.parametrize(("size", "dtype"), [(10.0, torch.float64), (35.0, torch.float32), (100.0, torch.float64)])
+def test_a_head_with_large_scores_is_certified(size: float, dtype: torch.dtype) -> None:
     """Eager attention rounds scores of about -10 size² / 8 to float32, also in a float64 model."""
     plain = tiny.model_of("opt", dtype=dtype)
     attention = plain.model.decoder.layers[1].self_attn

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from caching import cached
+from comparing import require_gradient
 from models import in_attention, randomised
 from torch import Tensor, nn
 
@@ -159,13 +160,6 @@ def close(ours: Tensor, theirs: Tensor, dtype: torch.dtype = F32) -> None:
 # -- what points mean ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "dtype"), precisions())
-def test_the_certificate_holds(case: str, dtype: torch.dtype) -> None:
-    certificate = hooked(case, dtype).certificate
-    assert certificate.ok, repr(certificate)
-    assert {"latent", "projections", "rotary", "ledger"} <= {check.name for check in certificate.checks if check.passed}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(case: str) -> None:
     """For texts without padding, and with padding on the left or right."""
@@ -189,15 +183,6 @@ def test_points_are_what_the_raw_weights_make(case: str, dtype: torch.dtype) -> 
         close(run[name, LAYER], value, dtype)
     bias = attention_of(plain(case, dtype)).o_proj.bias
     close(run["attn_raw", LAYER], theirs["result"].sum(dim=2) + (0 if bias is None else bias.detach()), dtype)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_patterns_are_those_of_eager_attention(case: str) -> None:
-    with torch.no_grad():
-        theirs = plain(case)(ids(), output_attentions=True).attentions
-    run = hooked(case).run(ids(), points=["pattern"])
-    for layer in range(LAYERS):
-        close(run["pattern", layer], theirs[layer])
 
 
 @pytest.mark.parametrize(("case", "dtype"), precisions())
@@ -239,17 +224,7 @@ def test_float64_deepseek_v2_is_refused_where_transformers_rotates_in_float32() 
 # -- edits -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_zeroing_a_head_is_zeroing_its_columns_of_w_o(case: str) -> None:
-    model = fresh(case)
-    with torch.no_grad():
-        attention_of(model).o_proj.weight[:, 2 * VALUE : 3 * VALUE] = 0
-        theirs = model(ids()).logits
-    with hooked(case).intervene(am.Intervention.zero([(LAYER, 2)])):
-        close(hooked(case).run(ids()).logits, theirs)
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["V2, YaRN", "V3, biases", "GLM", "MiniCPM3"])
 def test_an_edit_of_the_latent_is_that_of_a_hook_on_its_norm(case: str) -> None:
     shift = torch.randn(LATENT, generator=torch.Generator().manual_seed(5))
 
@@ -295,31 +270,14 @@ def test_edits_of_single_heads_change_what_the_points_after_them_say(case: str, 
     close(after["z", LAYER], torch.einsum("bhij,bjhd->bihd", pattern, v))
 
 
-@pytest.mark.parametrize("case", ["V2", "V3", "V3 in halves"])
-def test_gradients_at_keys_values_and_latent(case: str) -> None:
-    model, made = hooked(case), {}
-    ours = model.run(ids(), points=["latent", "k", "v"], gradients_of=lambda logits: logits[:, -1, 7].sum())
-    raw = fresh(case)
-    attention = attention_of(raw)
+@pytest.mark.parametrize("point", ["latent", "k", "v"])
+def test_gradients_at_keys_values_and_latent(point: str) -> None:
+    """Norms compute in float32, also in a float64 model."""
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: Any, args: Any, output: Tensor) -> None:
-            made[name] = output
-            output.retain_grad()
+    def measure(logits: Tensor) -> Tensor:
+        return logits[:, -1, 7].sum()
 
-        return hook
-
-    attention.kv_b_proj.register_forward_hook(keep("expanded"))
-    attention.kv_a_layernorm.register_forward_hook(keep("latent"))
-    attention.kv_a_proj_with_mqa.register_forward_hook(keep("shared"))
-    raw(ids()).logits[:, -1, 7].sum().backward()
-    grads = {name: value.grad.reshape(2, 9, -1) for name, value in made.items()}
-    expanded = grads["expanded"].view(2, 9, HEADS, NOPE + VALUE)
-    order = [*range(0, ROPE, 2), *range(1, ROPE, 2)] if case == "V3" else list(range(ROPE))
-    close(ours.gradients["k", LAYER][..., :NOPE], expanded[..., :NOPE])
-    close(ours.gradients["k", LAYER][..., NOPE:].sum(dim=2), grads["shared"][..., LATENT:][..., order])
-    close(ours.gradients["v", LAYER], expanded[..., NOPE:])
-    close(ours.gradients["latent", LAYER], grads["latent"])
+    require_gradient(hooked("V3, biases", F64), ids(), (point, LAYER), measure, step=1e-2, relative=2e-3)
 
 
 def test_dropping_the_query_key_term_leaves_a_uniform_pattern() -> None:

@@ -1,6 +1,5 @@
 """Whisper: an encoder of sound, a decoder of tokens and cross-attention, against transformers and the raw weights."""
 
-import copy
 import re
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +21,6 @@ from attnmech.draw.page import render_page
 from attnmech.errors import InputError, MissingPointError, UnsupportedModelError
 from attnmech.model.files.load import UnprovenWarning
 from attnmech.pages import limits
-from attnmech.pages.senses import sense_section
 
 F32, F64 = torch.float32, torch.float64
 STACKS = ("encoder", "decoder", "cross")
@@ -60,19 +58,6 @@ def inputs(dtype: torch.dtype = F32) -> dict[str, Tensor]:
 # -- against plain transformers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
-def test_every_check_holds(dtype: torch.dtype) -> None:
-    certificate = hooked(dtype).certificate
-    assert certificate.ok, repr(certificate)
-    held = {check.name for check in certificate.checks if check.passed}
-    for stack in STACKS:
-        always = ("attentions", "projections", "ledger", "softmax", "mask", "z", "heads", "pattern edit")
-        assert {f"{stack} {each}" for each in always} <= held
-    for stack in ("encoder", "decoder"):
-        assert {f"{stack} {each}" for each in ("streams", "attn_in", "stream", "mlp", "chain")} <= held
-    assert {"transformers", "padding", "causal", "logits", "cross queries", "cross states"} <= held
-
-
 FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
     "a token reads the next one": ("decoder.layers.1.fc1", lambda x: x + 0.5 * x.roll(-1, dims=1), "causal"),
     "a token reads the first one": ("decoder.layers.1.fc2", lambda x: x + 0.5 * x[:, :1], "padding"),
@@ -91,92 +76,6 @@ def test_a_fault_is_caught(fault: str) -> None:
     assert check in {failed.name for failed in certificate.failed}, repr(certificate)
 
 
-def test_without_a_head() -> None:
-    model = am.load(raw(kind="WhisperModel"))
-    assert model.certificate.ok and list(model.stacks) == list(STACKS)
-    with torch.no_grad():
-        theirs = plain().model(**inputs(), use_cache=False).last_hidden_state
-    ours = model.run(inputs(), points=[("decoder.resid_post", 2)])["decoder.resid_post", 2]
-    torch.testing.assert_close(plain().model.decoder.layer_norm(ours), theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [F32, F64])
-def test_patterns_and_logits_are_those_of_transformers(dtype: torch.dtype) -> None:
-    with torch.no_grad():
-        theirs = plain(dtype)(**inputs(dtype), output_attentions=True, use_cache=False)
-    acts = hooked(dtype).run(inputs(dtype), points=[*(f"{stack}.pattern" for stack in STACKS), "logits"])
-    for stack in STACKS:
-        patterns = getattr(theirs, f"{stack}_attentions")
-        assert len(patterns) == hooked(dtype).stacks[stack].n_layers
-        for layer, pattern in enumerate(patterns):
-            torch.testing.assert_close(acts[f"{stack}.pattern", layer], pattern, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(acts.logits, theirs.logits, rtol=1e-5, atol=2e-5)
-    shapes = [acts[f"{stack}.pattern", 1].shape for stack in STACKS]
-    assert shapes == [(3, 3, 9, 9), (3, 4, 7, 7), (3, 4, 7, 9)]
-
-
-@cache
-def attended() -> dict[tuple[str, int], tuple[Any, Tensor, Tensor]]:
-    """Each attention module of plain transformers with its inputs: the stream, and the input of the keys."""
-    found, handles = {}, []
-
-    def keep(place: tuple[str, int]) -> Any:
-        def hook(module: Any, args: Any, kwargs: Any) -> None:
-            stream = args[0] if args else kwargs["hidden_states"]
-            states = kwargs.get("key_value_states")
-            found[place] = module, stream, stream if states is None else states
-
-        return hook
-
-    model = plain(F64).model
-    for stack, blocks, name in (
-        ("encoder", model.encoder.layers, "self_attn"),
-        ("decoder", model.decoder.layers, "self_attn"),
-        ("cross", model.decoder.layers, "encoder_attn"),
-    ):
-        for layer, block in enumerate(blocks):
-            module = getattr(block, name)
-            handles.append(module.register_forward_pre_hook(keep((stack, layer)), with_kwargs=True))
-    with torch.no_grad():
-        model(**inputs(F64), use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return found
-
-
-@pytest.mark.parametrize("stack", STACKS)
-def test_terms_against_the_raw_weights(stack: str) -> None:
-    """The terms sum to (x W_Q + b_Q)(y W_K)ᵀ / √d of the inputs of transformers' attention; keys have no bias."""
-    split = am.decompose_scores(hooked(F64), inputs(F64), stack=stack)
-    assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-12
-    found = hooked(F64).stacks[stack]
-    for layer in range(found.n_layers):
-        module, x, y = attended()[stack, layer]
-        q, k = (
-            part.unflatten(-1, (found.n_heads, -1)).transpose(1, 2) for part in (module.q_proj(x), module.k_proj(y))
-        )
-        expected = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).detach()
-        terms = [term[:, layer].expand(expected.shape) for name, term in split.terms.items() if name != "mask"]
-        torch.testing.assert_close(torch.stack(terms).sum(dim=0), expected, rtol=1e-9, atol=1e-9)
-        no_bias = (x @ module.q_proj.weight.T).unflatten(-1, (found.n_heads, -1)).transpose(1, 2)
-        content = (no_bias @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).detach()
-        torch.testing.assert_close(split.terms["query_key"][:, layer], content, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("stack", STACKS)
-def test_zeroing_a_head_is_zeroing_its_columns_of_w_o(stack: str) -> None:
-    changed, d = copy.deepcopy(plain()), hooked().stacks[stack].d_head
-    side = changed.model.encoder if stack == "encoder" else changed.model.decoder
-    out = (side.layers[1].encoder_attn if stack == "cross" else side.layers[1].self_attn).out_proj
-    with torch.no_grad():
-        out.weight[:, 2 * d : 3 * d] = 0
-        expected, before = changed(**inputs()).logits, plain()(**inputs()).logits
-    with hooked().intervene(am.Intervention.zero([(1, 2)], stack=stack)):
-        ours = hooked().run(inputs()).logits
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=2e-5)
-    assert float((expected - before).abs().max()) > 1e-2
-
-
 def test_the_loss_is_that_of_the_decoder_s_tokens() -> None:
     given = inputs()
     with torch.no_grad():
@@ -187,11 +86,6 @@ def test_the_loss_is_that_of_the_decoder_s_tokens() -> None:
         assert float(hooked().loss(given)[row]) == pytest.approx(naive, rel=1e-5)
     effects = am.ablate_heads(hooked(), given, heads=[(1, 2)])
     assert float(effects.effect[1, 2].abs()) > 0
-
-
-def test_the_decoder_s_drift_is_measured_from_the_rows_of_its_tokens() -> None:
-    drift = am.residual_drift(hooked(), inputs(), stack="decoder", k=9)
-    assert drift.to_frame().notna().any(axis=None)
 
 
 # -- writing -------------------------------------------------------------------------------------------------
@@ -209,18 +103,6 @@ def test_generation_is_that_of_transformers() -> None:
     assert [step["cross.pattern", 2].shape for step in said.steps] == [(3, 4, n, 9) for n in range(1, 7)]
     again = hooked().run(said, points=["cross.pattern"])["cross.pattern", 2]
     torch.testing.assert_close(said.joined("cross.pattern")["cross.pattern", 2], again[:, :, :-1])
-
-
-def test_generation_after_tokens_that_are_given() -> None:
-    """The tokens that Whisper forces (language and task) are passed as the decoder's first tokens."""
-    features, start = inputs()["input_features"][:1], torch.tensor([[3, 17, 20]])
-    said = hooked().generate({"input_features": features, "decoder_input_ids": start}, 4, stop_at_eos=False)
-    ids = start
-    for _ in range(4):
-        with torch.no_grad():
-            chosen = plain()(features, decoder_input_ids=ids).logits[:, -1].argmax(dim=-1)
-        ids = torch.cat((ids, chosen[:, None]), dim=1)
-    assert said.target is not None and said.target.ids.tolist() == ids.tolist()
 
 
 # -- recordings and texts ------------------------------------------------------------------------------------
@@ -325,46 +207,6 @@ def test_as_many_frames_as_the_probe_has_tokens() -> None:
         assert am.load(raw(max_source_positions=frames)).certificate.ok
 
 
-@pytest.mark.parametrize(("place", "check"), [("key_value_states", "cross states"), ("hidden_states", "cross queries")])
-def test_one_layer_that_reads_something_else_is_found(place: str, check: str) -> None:
-    model = raw()
-
-    def change(module: Any, args: Any, kwargs: Any) -> Any:
-        if place == "hidden_states" and args:
-            return (1.5 * args[0], *args[1:]), kwargs
-        return args, {**kwargs, place: 1.5 * kwargs[place]}
-
-    model.model.decoder.layers[1].encoder_attn.register_forward_pre_hook(change, with_kwargs=True)
-    with pytest.warns(UserWarning, match=check):
-        found = am.load(model)
-    assert [each.name for each in found.certificate.failed] == [check]
-
-
-def test_a_decoder_that_sees_later_tokens_is_found() -> None:
-    """Adds something to a decoder's stream outside of attention, from the next token."""
-    model = raw()
-
-    def change(module: Any, args: Any, output: Tensor) -> Tensor:
-        return output + output.roll(-1, dims=1)
-
-    model.model.decoder.layers[2].fc2.register_forward_hook(change)
-    with pytest.warns(UserWarning, match="padding"):
-        found = am.load(model)
-    assert "causal" in {each.name for each in found.certificate.failed}
-
-
-def test_states_that_are_changed_on_the_way_are_refused() -> None:
-    model = raw()
-    model.model.encoder.register_forward_hook(lambda module, args, output: _louder(output))
-    with pytest.raises(UnsupportedModelError, match="reads neither the output of its encoder's last block nor a norm"):
-        am.load(model)
-
-
-def _louder(output: Any) -> Any:
-    output.last_hidden_state = output.last_hidden_state + 0.5
-    return output
-
-
 def test_an_encoder_of_images_is_refused() -> None:
     vision = transformers.ViTConfig(**senses.SIZES, image_size=12, patch_size=4)
     text = transformers.GPT2Config(vocab_size=30, n_embd=24, n_layer=2, n_head=3)
@@ -396,24 +238,6 @@ def test_a_report_speaks_of_frames_and_tokens() -> None:
     assert "one column for each key frame" in said["cross"] and "One row for each query token" in said["cross"]
     assert report.others["cross"].pattern.shape == (3, 4, 7, 9)
     assert report.others["decoder"].sense is None
-
-
-def test_the_recording_stands_under_the_attention_of_a_token() -> None:
-    acts = hooked().run(one(), points=["cross.pattern"])
-    pattern = torch.stack([acts["cross.pattern", layer][0] for layer in range(3)]).numpy()
-    section = sense_section(hooked(), acts.batch, pattern, "call", "cross")
-    assert section is not None and "selected decoder token" in str(section.reading)
-    figure = section.figures["spectrogram-attention"].figure(layer=1, head=2, query=3)
-    assert np.allclose(np.array(figure.data[0].y, dtype=float), pattern[1, 2, 3])
-    assert list(figure.data[0].x) == [number / 50 for number in range(9)]
-    assert not figure.layout.shapes
-
-
-def test_without_a_text_the_report_takes_the_model_s_own_words() -> None:
-    report = am.report(hooked(), one()["input_features"])
-    assert "text = model.generate(..., 30)  # what this report was given" in report.calls["setup"]
-    assert report.others["decoder"].pattern.shape[-1] == report.others["cross"].pattern.shape[-2]
-    compile(report.calls["setup"], "setup", "exec")
 
 
 def test_of_a_long_recording_the_report_leaves_the_encoder_out(monkeypatch: pytest.MonkeyPatch) -> None:

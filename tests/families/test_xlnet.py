@@ -5,6 +5,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from comparing import close
 from torch import Tensor
 
 import attnmech as am
@@ -15,11 +16,6 @@ from attnmech.model.reading.partial_pass import Blocks
 F32, F64 = torch.float32, torch.float64
 TOLERANCE = {F32: 2e-5, F64: 1e-6}
 """Sinusoids are float32 in every precision."""
-
-
-def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    assert ours.shape == theirs.shape
-    assert float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
 
 
 def terms_of(plain: Any, layer: int, x: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.errors import InputError
 from attnmech.model.attention import attend as attention
-from attnmech.model.attention import local_global
+from attnmech.model.attention import led, local_global
 from attnmech.model.attention.observed import RowBlock
 from attnmech.model.files.load import UnprovenWarning
 from attnmech.model.parts.mask import MaskRule
@@ -71,28 +71,7 @@ def visible(window: int, chosen: bool = True) -> Tensor:
     return found
 
 
-def by_hand(layer: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
-    """Pattern and z of a layer, row by row, from transformers' hidden states and raw weights."""
-    model = models.plain("longformer", dtype)
-    theirs = model.longformer.encoder.layer[layer].attention.self
-    x = acts(dtype)["resid_pre", layer]
-    pattern = torch.zeros(3, 3, LENGTH, LENGTH, dtype=dtype)
-    z = torch.zeros(3, LENGTH, 3, 7, dtype=dtype)
-    seen = visible(WINDOWS[layer])
-    for text in range(3):
-        for i in range(LENGTH):
-            suffix = "_global" if is_global()[text, i] else ""
-            q, k, v = (getattr(theirs, name + suffix)(x[text]).view(LENGTH, 3, 7) for name in ("query", "key", "value"))
-            for head in range(3):
-                scores = (k[:, head] @ q[i, head]) / 7**0.5
-                row = torch.softmax(scores.masked_fill(~seen[text, i], -torch.inf), dim=0)
-                pattern[text, head, i] = row
-                z[text, i, head] = row @ v[:, head]
-    return pattern.detach(), z.detach()
-
-
-@pytest.mark.parametrize("chosen", [True, False])
-@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize(("dtype", "chosen"), [(F32, True), (F64, False)])
 def test_logits_and_streams_are_transformers(dtype: torch.dtype, chosen: bool) -> None:
     theirs, ours = plain_output(dtype, chosen), acts(dtype, chosen)
     torch.testing.assert_close(ours["logits"][real()], theirs.logits[real()], atol=3e-5, rtol=1e-4)
@@ -122,20 +101,6 @@ def test_patterns_are_transformers_bands_and_rows(layer: int) -> None:
             torch.testing.assert_close(ours[text, :, i], expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_patterns_and_z_by_hand(layer: int) -> None:
-    pattern, z = by_hand(layer)
-    found, both = acts(F64)["pattern", layer], acts(F64)["z", layer]
-    keep = real()[:, None, :, None].expand_as(pattern)
-    torch.testing.assert_close(found[keep], pattern[keep], atol=1e-12, rtol=1e-10)
-    local, of_global = both[..., :7], both[..., 7:]
-    chosen = is_global()[..., None, None]
-    torch.testing.assert_close((local + of_global)[real()], z[real()], atol=1e-12, rtol=1e-10)
-    # The half that a row does not use is 0, and at padding both are.
-    assert not local.masked_fill(~chosen, 0).any() and not of_global.masked_fill(chosen, 0).any()
-    assert not both[~real()].any()
-
-
 def test_points_have_both_halves() -> None:
     theirs = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
     x = acts(F64)["attn_in", 1]
@@ -147,66 +112,44 @@ def test_points_have_both_halves() -> None:
             torch.testing.assert_close(half, expected, atol=1e-12, rtol=1e-10)
 
 
-def test_ledger_of_local_and_global_rows() -> None:
-    model = models.hooked("longformer", F64)
-    given = {name: value[:1] for name, value in inputs().items()}
-    theirs = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
-    found = am.decompose_scores(model, given, layers=[1])
-    x = model.run(given, ["attn_in"], layers=[1])["attn_in", 1][0]
-    for i, suffix in ((0, "_global"), (1, ""), (17, "_global"), (20, "")):
-        query, key = (getattr(theirs, f"{name}{suffix}") for name in ("query", "key"))
-        W_Q, W_K = (part.weight[14:].detach() for part in (query, key))
-        b_Q, b_K = (part.bias[14:].detach() for part in (query, key))
-        q, k = x @ W_Q.T, x @ W_K.T
-        expected = {
-            "query_key": k @ q[i],
-            "key_bias": k @ b_Q,
-            "query_bias": (q[i] @ b_K).expand(LENGTH),
-            "constant": (b_Q @ b_K).expand(LENGTH),
-        }
-        for name, value in expected.items():
-            term = found.terms[name].expand(1, 1, 3, LENGTH, LENGTH)[0, 0, 2, i]
-            torch.testing.assert_close(term.double(), value / 7**0.5, atol=1e-10, rtol=1e-8)
+class Swapped(local_global.Halves):
+    def __init__(self, first: Any, second: Any, heads: int) -> None:
+        super().__init__(second, first, heads)
 
 
-def test_certificate_holds_and_its_probe_has_global_tokens() -> None:
-    certificate = models.hooked("longformer").certificate
-    assert certificate.ok, certificate
-    held = {check.name for check in certificate.checks if check.passed}
-    assert {"transformers", "streams", "attentions", "projections", "ledger", "mask", "gate", "z", "heads"} <= held
+class Wider(local_global.WindowRule):
+    by = 1
+
+    def reaching(self, reach: int) -> local_global.WindowRule:
+        return super().reaching(reach + self.by)
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> set[str]:
-    monkeypatch.setattr(local_global, name, value)
+class Narrower(Wider):
+    by = -1
+
+
+class Ignoring(local_global.WindowRule):
+    @classmethod
+    def of(cls, real: Tensor, is_global: Tensor | None) -> local_global.WindowRule:
+        return super().of(real, None)
+
+
+@pytest.mark.parametrize(("name", "stack"), [("longformer", ""), ("led", "encoder ")])
+@pytest.mark.parametrize("fault", [Swapped, Wider, Narrower, Ignoring])
+def test_the_certificate_finds_a_wrong_reading(
+    fault: type, name: str, stack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {check.name for check in models.hooked(name).certificate.checks if check.passed}
+    assert models.hooked(name).certificate.ok and f"{stack}gate" in held  # the probe has global tokens
+    replaced = "Halves" if fault is Swapped else "WindowRule"
+    for module in (local_global, led):
+        monkeypatch.setattr(module, replaced, fault, raising=module is local_global)
     with pytest.warns(UnprovenWarning, match="NOT certified"):
-        model = am.load(models.fresh("longformer"))
-    return {check.name for check in model.certificate.failed}
-
-
-def test_certificate_finds_swapped_projections(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Swapped(local_global.Halves):
-        def __init__(self, first: Any, second: Any, heads: int) -> None:
-            super().__init__(second, first, heads)
-
-    assert {"transformers", "streams", "attentions"} <= failing(monkeypatch, "Halves", Swapped)
-
-
-@pytest.mark.parametrize("by", [-1, 1])
-def test_certificate_finds_a_window_off_by_one(monkeypatch: pytest.MonkeyPatch, by: int) -> None:
-    class Wider(local_global.WindowRule):
-        def reaching(self, reach: int) -> local_global.WindowRule:
-            return super().reaching(reach + by)
-
-    assert {"transformers", "streams", "attentions"} <= failing(monkeypatch, "WindowRule", Wider)
-
-
-def test_certificate_finds_ignored_global_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ignoring(local_global.WindowRule):
-        @classmethod
-        def of(cls, real: Tensor, is_global: Tensor | None) -> local_global.WindowRule:
-            return super().of(real, None)
-
-    assert {"transformers", "streams", "attentions", "gate"} <= failing(monkeypatch, "WindowRule", Ignoring)
+        failed = {check.name for check in am.load(models.fresh(name)).certificate.failed}
+    expected = {"transformers", f"{stack}streams", f"{stack}attentions"} | (
+        {f"{stack}gate"} if fault is Ignoring else set()
+    )
+    assert expected <= failed
 
 
 class Filled(am.Reducer):
@@ -298,11 +241,6 @@ def test_mass_of_a_corpus_is_that_of_its_texts() -> None:
     rows = [int((part.state["counts"][0]).sum()) for part in parts]
     assert sum(rows) == int(whole.state["counts"][0].sum()) and rows[2] == 0
     assert parts[2].global_mass.isnan().all() and "No local token" in parts[2].lead
-
-
-def test_models_without_global_tokens_are_refused() -> None:
-    with pytest.raises(InputError, match="has no global tokens"):
-        am.global_attention(models.hooked("gpt2"), models.token_ids("gpt2"))
 
 
 def test_global_tokens_by_default() -> None:

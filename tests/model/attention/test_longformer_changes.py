@@ -9,9 +9,9 @@ from typing import Any, Final
 import models
 import pytest
 import torch
-from by_hand import block_of, divergences, logit_differences, output_changed, plan_of, point_changed, z_changed, zeroed
+from by_hand import block_of, divergences, logit_differences, output_changed, z_changed, zeroed
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 import attnmech as am
 from attnmech.methods.null_attention.result import INTERVENTIONS
@@ -176,44 +176,6 @@ def test_zeroing_and_resampling_each_head() -> None:
         assert float(either.abs().amin(dim=0).max()) < 1e-6
 
 
-def test_later_layers_frozen() -> None:
-    frozen = am.ablate_heads(hooked(), inputs(), metric="kl", later="frozen", heads=[(0, 1), (1, 2)])
-    plan = plan_of(plain())
-    written = [(layer, path) for layer in range(LAYERS) for path in (plan.attn_out or plan.out, plan.mlp_out or "")]
-    kept: dict[tuple[int, str], Tensor] = {}
-    with ExitStack() as stack:
-        for layer, path in written:
-            keep = lambda now, key=(layer, path): kept.__setitem__(key, now)  # noqa: E731
-            stack.enter_context(output_changed(plain(), layer, path, keep))
-        logits()
-    for layer, head in ((0, 1), (1, 2)):
-        with ExitStack() as stack:
-            stack.enter_context(z_changed(plain(), layer, zeroed(head)))
-            for place in written:
-                if place[0] > layer or place == (layer, plan.mlp_out):
-                    stack.enter_context(output_changed(plain(), *place, lambda now, place=place: kept[place]))
-            without = logits()
-        torch.testing.assert_close(frozen.after[layer, head], kl(without), **CLOSE)
-
-
-def test_how_far_patterns_move() -> None:
-    """The mean Jensen-Shannon divergence over a text's rows, then texts, by loops over the patterns of two runs."""
-    found = am.ablate_heads(hooked(), inputs(), heads=[(0, 1)], metric="kl", shifts=True)
-    before = hooked().run(inputs(), ["pattern"])
-    with hooked().intervene(am.Intervention.zero([(0, 1)])):
-        now = hooked().run(inputs(), ["pattern"])
-    sums = torch.zeros(LAYERS, HEADS, dtype=F64)
-    rows = [place for text, length in enumerate(LENGTHS) for place in product([text], range(length))]
-    for (layer, head), (text, i) in product(HEADED, rows):
-        p, q = (acts["pattern", layer][text, head, i] for acts in (before, now))
-        middle = (p + q) / 2
-        for one in (p, q):
-            used = one > 0
-            sums[layer, head] += (one[used] * (one[used] / middle[used]).log()).sum() / 2 / LENGTHS[text] / 2
-    assert found.shift is not None
-    torch.testing.assert_close(found.shift[0, 1].double(), sums, rtol=1e-4, atol=1e-7, equal_nan=True)
-
-
 def interventions(head: tuple[int, int]) -> dict[str, am.Intervention]:
     change, keys = am.Intervention, torch.zeros(2, LENGTH, dtype=torch.bool)
     keys[0, [0, 4]] = keys[1, [5, 8]] = True
@@ -319,70 +281,7 @@ def test_patching_z_queries_keys_and_values() -> None:
             torch.testing.assert_close(found.after[layer, head], expected, **CLOSE)
 
 
-def test_patching_the_stream() -> None:
-    clean_texts, other = ({name: value[:1] for name, value in each.items()} for each in (inputs(), corrupted()))
-    judged_one: dict[str, Any] = {"answers": ANSWERS[:1], "against": AGAINST[:1]}
-    for at in ("resid_pre", "attn_out"):
-        found = am.patch(hooked(), clean_texts, other, at=at, positions=[2, 9, 12], **judged_one)
-        kept: list[Tensor] = []
-        with point_changed(plain(), at, 1, lambda now, kept=kept: (kept.append(now.clone()), now)[1]):
-            logits(clean_texts)
-        for position in (2, 9, 12):
-
-            def put(now: Tensor, position: int = position, kept: list[Tensor] = kept) -> Tensor:
-                now[:, position] = kept[0][:, position]
-                return now
-
-            with point_changed(plain(), at, 1, put):
-                expected = logit_differences(logits(other), ANSWERS[:1], AGAINST[:1])
-            torch.testing.assert_close(found.after[1, position], expected, **CLOSE)
-
-
-@pytest.mark.parametrize("through", ["q", "k", "v"])
-def test_paths_to_a_head(through: str) -> None:
-    """Path patching by the two passes of Wang et al., with hooks on both projections of the receiver."""
-    sender, (layer, head) = (0, 1), (2, 2)
-    found = am.path_patch(hooked(), inputs(), corrupted(), [(layer, head)], through, senders=[sender], **JUDGED)
-    name, chosen = {"q": "query", "k": "key", "v": "value"}[through], slice(7 * head, 7 * head + 7)
-    sent, held = z_of(corrupted(), 0)[:, :, 1], z_of(inputs(), 1)
-    received: dict[str, Tensor] = {}
-    paths = [f"attention.self.{name}{suffix}" for suffix in ("", "_global")]
-    with ExitStack() as stack:
-        stack.enter_context(z_put(*sender, sent))
-        for other in range(HEADS):
-            stack.enter_context(z_put(1, other, held[:, :, other]))
-        for path in paths:
-            keep = lambda now, path=path: received.__setitem__(path, now[..., chosen])  # noqa: E731
-            stack.enter_context(output_changed(plain(), layer, path, keep))
-        logits()
-    with ExitStack() as stack:
-        for path in paths:
-
-            def put(now: Tensor, path: str = path) -> Tensor:
-                now[..., chosen] = received[path]
-                return now
-
-            stack.enter_context(output_changed(plain(), layer, path, put))
-        torch.testing.assert_close(found.after[sender], differences(logits()), **CLOSE)
-
-
 # -- gradients and sinks -------------------------------------------------------------------------------------------
-
-
-def test_importance_equals_autograd_on_the_raw_model() -> None:
-    found = am.head_importance(hooked(), inputs(), method="zero", metric="logit_difference", **JUDGED)
-    model, kept = models.in_attention(models.fresh("longformer", F64), "eager"), []
-
-    def keep(module: nn.Module, args: Any) -> None:
-        args[0].retain_grad()
-        kept.append(args[0])
-
-    for layer in range(LAYERS):
-        block_of(model, layer).attention.output.dense.register_forward_pre_hook(keep)
-    differences(model(**inputs()).logits).sum().backward()
-    for layer, z in enumerate(kept):
-        along = rearrange(z * z.grad, "text position (head d) -> head text position d", head=HEADS)
-        torch.testing.assert_close(found.per_text[layer], -along.sum(dim=(2, 3)).detach(), **CLOSE)
 
 
 def sink_of(target: str, pattern: Tensor, real: list[int]) -> int:

@@ -1,10 +1,14 @@
-"""The running certificate: faults that appear after loading, or on some text, stop the pass in which they occur."""
+"""The running certificate: faults that appear after loading, or on some text, stop the pass in which they occur.
 
+tests/families/test_as_transformers.py compares which layers it reaches, in every family.
+"""
+
+from collections.abc import Callable
 from itertools import cycle
 
 import pytest
 import torch
-from models import CROSSED, FAMILIES, MAKERS, NEW, OTHERS, fresh, hooked, inputs_of, plain, token_ids
+from models import FAMILIES, fresh, hooked, plain, token_ids
 from torch import nn
 
 import attnmech as am
@@ -23,22 +27,6 @@ def block_of(model: am.HookedModel, layer: int) -> nn.Module:
     return model.stack().blocks[layer]
 
 
-def tried(model: am.HookedModel, monkeypatch: pytest.MonkeyPatch, **options: object) -> set[tuple[str, str, int]]:
-    """The identities that a run compared."""
-    found: set[tuple[str, str, int]] = set()
-    equations = running.equations
-
-    def spied(*args: object) -> object:
-        made = equations(*args)
-        found.update(made.identities)
-        return made
-
-    with monkeypatch.context() as patched:
-        patched.setattr(running, "equations", spied)
-        model.run(**options)
-    return found
-
-
 @pytest.mark.parametrize("sizes", [(64,), (40, 24), (40, 25), (1, 63, 1, 100, 3), ()])
 def test_quantities_kept_in_a_few_arrays_are_those_that_came(sizes: tuple[int, ...]) -> None:
     kept, came = running._Kept(), [torch.randn(2, size, 5) for size in sizes]
@@ -50,19 +38,6 @@ def test_quantities_kept_in_a_few_arrays_are_those_that_came(sizes: tuple[int, .
         assert torch.equal(torch.cat(parts, dim=1), torch.cat(came, dim=1))
         kept.add(came[0])
         assert torch.equal(torch.cat(kept.all(), dim=1), torch.cat([*came, came[0]], dim=1))
-
-
-@pytest.mark.parametrize("name", [*dict.fromkeys((*MAKERS, *NEW, *OTHERS, *CROSSED))])
-def test_every_layer_of_every_family_is_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = hooked(name)
-    model.run(inputs_of(name))
-    found = tried(model, monkeypatch, inputs=inputs_of(name))
-    for stack in model.stacks.values():
-        for layer in stack.layers:
-            assert ("heads", stack.label, layer) in found
-            assert ("block", stack.label, layer) in found or not stack.architecture.streams
-            assert stack.architecture.norm == "pre" or ("mlp", stack.label, layer) in found
-    assert model.run(inputs_of(name)).unchecked == ()
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*zip(FAMILIES, cycle((torch.float64, torch.bfloat16, torch.float16)))])
@@ -100,62 +75,59 @@ def half_of_attention_again(model: am.HookedModel, layer: int) -> None:
     model.stack().module(layer, submodule).register_forward_hook(more)
 
 
-@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "opt_post", "gpt_neox", "gemma2", "falcon_new"])
-def test_a_block_that_adds_something_twice_is_named_with_its_token(name: str) -> None:
-    model = am.load(fresh(name))
-    half_of_attention_again(model, 1)
-    with pytest.raises(ExactnessError, match=r"layer 1, token 0 \('.*'\) of text 0: "):
-        model.run(token_ids(name))
-
-
-@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "falcon_new", "gptj"])
-def test_z_that_is_doubled_after_a_position_is_named_with_the_first_token_that_it_touches(name: str) -> None:
-    model = am.load(fresh(name))
+def doubled_z(model: am.HookedModel, layer: int) -> None:
+    """W_O of a layer reads a z that is doubled from position 9 on."""
 
     def double(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        z = args[0].clone()
-        z[:, 9:] *= 2
-        return (z,)
+        return (torch.cat((args[0][:, :9], 2 * args[0][:, 9:]), dim=1),)
 
-    out_of(model, 0).register_forward_pre_hook(double)
-    ids = token_ids(name, length=14)
-    model.run(ids[:, :9])
-    with pytest.raises(ExactnessError, match=r"layer 0, token 9 .*attn_raw = Σ_h z W_O \+ b_O does not hold"):
-        model.run(ids)
+    out_of(model, layer).register_forward_pre_hook(double)
 
 
 VALUES = {
     "gpt2": "attn.c_attn", "bloom": "self_attention.query_key_value", "llama": "self_attn.v_proj",
-    "gptj": "attn.v_proj", "bert": "attention.self.value", "falcon_new": "self_attention.query_key_value",
-    "gpt_neox": "attention.query_key_value",
+    "bert": "attention.self.value",
 }  # fmt: skip
 
 
-def changing_values(model: am.HookedModel, name: str, *, in_place: bool) -> None:
-    """From position 9 on, layer 1 no longer attends with the v that its projection returned."""
+def changed_values(model: am.HookedModel, layer: int, *, in_place: bool = False) -> None:
+    """From position 9 on, a layer no longer attends with the v that its projection returned."""
 
     def change(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
         changed = output if in_place else output.clone()
         changed[:, 9:] *= 1.001
         return changed
 
-    model.stack().module(1, VALUES[name]).register_forward_hook(change)
+    model.stack().module(layer, VALUES[str(model.config.model_type)]).register_forward_hook(change)
 
 
-@pytest.mark.parametrize("name", list(VALUES))
-def test_values_that_change_after_a_position_are_named_with_the_first_token(name: str) -> None:
+TWICE, Z, V = "", r"attn_raw = Σ_h z W_O \+ b_O does not hold", "z = pattern v, with v as the projection returned it"
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "layer", "token", "equation"),
+    [
+        *((name, half_of_attention_again, 1, 0, TWICE) for name in ("bloom", "bert", "opt_post", "gpt_neox", "gemma2")),
+        *((name, doubled_z, 0, 9, Z) for name in ("gpt2", "bert", "falcon_new")),
+        *((name, changed_values, 1, 9, V) for name in ("gpt2", "llama", "bloom", "bert")),
+    ],
+)
+def test_a_fault_is_named_with_the_first_token_that_it_touches(
+    name: str, fault: Callable[[am.HookedModel, int], None], layer: int, token: int, equation: str
+) -> None:
     model, ids = am.load(fresh(name)), token_ids(name, length=14)
-    changing_values(model, name, in_place=False)
-    model.run(ids[:, :9])
-    with pytest.raises(ExactnessError, match=r"layer 1, token 9 .*z = pattern v, with v as the projection returned it"):
+    fault(model, layer)
+    if token:
+        model.run(ids[:, :token])
+    with pytest.raises(ExactnessError, match=rf"layer {layer}, token {token} \('.*'\) of text 0: {equation}"):
         model.run(ids)
-    with pytest.raises(ExactnessError, match=r"layer 1, token 9 .*the two sides differ by"):
+    with pytest.raises(ExactnessError, match=rf"layer {layer}, token {token} .*the two sides differ by"):
         model.run(ids, points=["v"])
 
 
 def test_values_that_are_changed_in_place_are_compared_from_the_next_pass_on() -> None:
     model, ids = am.load(fresh("llama")), token_ids("llama", length=14)
-    changing_values(model, "llama", in_place=True)
+    changed_values(model, 1, in_place=True)
     (said,) = model.run(ids).unchecked
     assert said == "z = pattern v, with v as the projection returned it, layer 1: the model changes v in place"
     with pytest.raises(ExactnessError, match="layer 1, token 9"):

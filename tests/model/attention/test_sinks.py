@@ -24,12 +24,6 @@ def test_sinks_are_the_models_own() -> None:
     assert am.decompose_scores(models.hooked("llama"), models.token_ids("llama")).sink is None
 
 
-def test_sinks_come_back_from_a_file(tmp_path: object) -> None:
-    split = am.decompose_scores(models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1))
-    loaded = am.load_result(split.save(f"{tmp_path}/scores.safetensors"))
-    assert torch.equal(torch.from_numpy(loaded.numbers().pattern), torch.from_numpy(split.numbers().pattern))
-
-
 def test_rows_of_padding_on_the_left_see_a_sink_alone() -> None:
     """Rows without attention to any key make no statistic NaN: each text gives the same as alone."""
     model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1)

@@ -177,7 +177,7 @@ def saved(tmp_path: Path, config: Any, **changes: Any) -> tuple[Path, Any]:
     return folder, source
 
 
-@pytest.mark.parametrize("kind", ["LoRA", "DoRA", "all layers, a module retrained", "IA³"])
+@pytest.mark.parametrize("kind", ["DoRA", "all layers, a module retrained"])
 def test_a_folder_with_an_adapter_is_the_object_that_was_saved(kind: str, tmp_path: Path) -> None:
     folder, source = saved(tmp_path, KINDS[kind]())
     hooked = am.load(folder)

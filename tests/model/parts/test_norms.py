@@ -65,6 +65,28 @@ def test_gamma_is_the_weight_with_what_the_family_adds(kind: str) -> None:
     assert epsilon_of(norm) == 0.1
 
 
+class Other(nn.Module):
+    """No norm that is known: an RMSNorm with a part of an offset or of a mean, or with a bent output."""
+
+    def __init__(self, offset: float = 0.0, mean: float = 0.0, bend: float = 0.0) -> None:
+        super().__init__()
+        self.weight, self.eps, self.added = nn.Parameter(1 + 0.3 * normal(D)), 0.1, (offset, mean, bend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        offset, mean, bend = self.added
+        x = x - mean * x.mean(dim=-1, keepdim=True)
+        x = (self.weight + offset) * x * (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).rsqrt()
+        return x + bend * x.tanh()
+
+
+def test_what_is_no_known_norm_has_no_kind() -> None:
+    x = normal(2, 3, D) + 0.7
+    with torch.no_grad():
+        assert kind_of(Other(mean=1.0), x) == NormKind(centred=True, offset=0.0)
+        for other in (Other(offset=0.5), Other(mean=0.5), Other(bend=0.01), nn.Identity()):
+            assert kind_of(other, x) is None
+
+
 @pytest.mark.parametrize("kind", RMS)
 @pytest.mark.parametrize("size", [3.0, 40.0])
 def test_what_a_family_adds_to_large_weights_is_found_in_bfloat16(kind: str, size: float) -> None:

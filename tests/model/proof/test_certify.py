@@ -59,21 +59,7 @@ def test_every_check_holds_on_a_healthy_model(name: str, dtype: torch.dtype) -> 
 
 
 HALF = (torch.bfloat16, torch.float16)
-VARIED = (
-    *models.FAMILIES,
-    "gemma2",
-    "qwen3_bias",
-    "falcon_new",
-    "gpt_neox",
-    "opt",
-    "gptj",
-    "mpt3",
-    "t5",
-    "bart",
-    "mbart",
-    "lfm2",
-    "vit",
-)
+VARIED = (*models.FAMILIES, "gemma2", "qwen3_bias", "falcon_new", "gpt_neox", "gptj", "mpt3", "t5", "mbart", "vit")
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*zip(VARIED, cycle(HALF))])
@@ -85,7 +71,7 @@ def test_every_check_holds_in_half_precision(name: str, dtype: torch.dtype) -> N
 # BLOOM's logits overflow in float16: its head is its embedding.
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*zip(models.FAMILIES, cycle((torch.bfloat16, torch.float16))), *zip(models.FAMILIES, cycle((F64, F32)))],
+    [*zip(models.FAMILIES, cycle((torch.bfloat16, F64, torch.float16, F32)))],
 )
 def test_large_streams_and_outlier_dimensions_are_no_fault(name: str, dtype: torch.dtype) -> None:
     """Streams of ±30000 (as in SmolLM2), in one dimension and in whole tokens."""
@@ -116,11 +102,11 @@ def test_sums_in_the_stream_of_gpt2_leave_nothing() -> None:
 # -- what is unusual and no fault ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "bias"), [("gpt2", False), ("llama", False), ("bloom", True), ("bert", False)])
+@pytest.mark.parametrize(("name", "bias"), [("llama", False), ("bloom", True), ("bert", False)])
 def test_mlps_that_write_nothing_are_no_fault(name: str, bias: bool) -> None:
     """A model with attention only: the last matrix of every MLP is 0, with or without a bias."""
     model = models.fresh(name)
-    last = {"gpt2": "mlp.c_proj", "llama": "mlp.down_proj", "bloom": "mlp.dense_4h_to_h", "bert": "output.dense"}
+    last = {"llama": "mlp.down_proj", "bloom": "mlp.dense_4h_to_h", "bert": "output.dense"}
     with torch.no_grad():
         for block in models.blocks_of(model):
             module = block.get_submodule(last[name])
@@ -168,15 +154,6 @@ def test_a_model_pruned_by_torch_is_taken_as_it_computes(name: str, with_gradien
     assert prune.is_pruned(model)
 
 
-def test_other_masks_are_other_weights() -> None:
-    hashes = set()
-    for amount in (0.2, 0.4):
-        model = models.fresh("gpt2")
-        prune.l1_unstructured(models.blocks_of(model)[0].attn.c_proj, "weight", amount=amount)
-        hashes.add(am.load(model).weights_hash)
-    assert len(hashes) == 2
-
-
 def test_keys_and_values_that_the_model_repeats_itself_are_those_of_the_kv_heads() -> None:
     hooked = am.load(llama_attention(attention=repeats)())
     assert hooked.certificate.ok, repr(hooked.certificate)
@@ -188,11 +165,6 @@ def test_keys_and_values_that_the_model_repeats_itself_are_those_of_the_kv_heads
     assert ours["k_rot"].shape[-2:] == (2, 6)
     split = am.decompose_scores(hooked, ids)
     torch.testing.assert_close(split.terms["query_key"], am.decompose_scores(plain, ids).terms["query_key"])
-
-
-def test_padding_on_either_side_is_tried() -> None:
-    check = {check.name: check for check in models.hooked("roberta").certificate.checks}["padding"]
-    assert check.passed and check.statement == "neither padding nor its tokens change any output"
 
 
 def test_where_the_head_is_not_linear_the_certificate_says_so_and_holds() -> None:
@@ -225,13 +197,6 @@ def test_the_certificate_shows_itself() -> None:
     assert (lens.set_index("point").verdict[["resid_pre", "q", "k", "v", "pattern", "z"]] == "agrees").all()
 
 
-def test_lens_hooks_that_mean_something_else_are_known() -> None:
-    verdicts = models.hooked("bert").certificate.lens_frame().set_index("point").verdict
-    assert verdicts["scores"] == "differs"
-    assert verdicts["attn_out"] == "differs"
-    assert verdicts["pattern"] == "agrees"
-
-
 @pytest.mark.parametrize(("heads", "layers"), [(1, 1), (7, 2), (16, 9)])
 def test_odd_numbers_of_heads_and_deep_models(heads: int, layers: int) -> None:
     certificate = am.load(models.randomised(models.bloom(heads=heads, d_head=2, layers=layers))).certificate
@@ -241,8 +206,6 @@ def test_odd_numbers_of_heads_and_deep_models(heads: int, layers: int) -> None:
 
 
 def test_configs_that_change_the_formula_are_certified_or_refused() -> None:
-    import transformers
-
     options: list[dict[str, Any]] = [
         {"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}, {"reorder_and_upcast_attn": True},
         {"tie_word_embeddings": False}, {"activation_function": "relu"},
@@ -265,13 +228,8 @@ def test_configs_that_change_the_formula_are_certified_or_refused() -> None:
 
 
 def test_scaled_rotary_tables_have_no_closed_form_and_are_used_as_they_are() -> None:
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=31, hidden_size=24, intermediate_size=30, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=1, max_position_embeddings=64,
-        rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
-    )  # fmt: skip
+    config = models.llama().config
+    config.rope_parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
     hooked = am.load(models.randomised(transformers.LlamaForCausalLM(config)))
     assert hooked.certificate.ok
     tables = next(check for check in hooked.certificate.checks if check.name == "rotary tables")
@@ -285,20 +243,11 @@ def test_scaled_rotary_tables_have_no_closed_form_and_are_used_as_they_are() -> 
 class LlamaAttention(modeling_llama.LlamaAttention):
     """transformers' Llama attention with places to inject a fault."""
 
-    def on_q(self, q: Tensor) -> Tensor:
-        return q
-
-    def on_k(self, k: Tensor) -> Tensor:
-        return k
-
     def on_v(self, v: Tensor) -> Tensor:
         return v
 
     def on_z(self, z: Tensor, x: Tensor) -> Tensor:
         return z
-
-    def rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return q, k
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -312,10 +261,10 @@ class LlamaAttention(modeling_llama.LlamaAttention):
     ) -> Any:
         options.pop("past_key_values", None)
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        q = self.on_q(self.q_proj(hidden_states).view(shape).transpose(1, 2))
-        k = self.on_k(self.k_proj(hidden_states).view(shape).transpose(1, 2))
+        q = self.q_proj(hidden_states).view(shape).transpose(1, 2)
+        k = self.k_proj(hidden_states).view(shape).transpose(1, 2)
         v = self.on_v(self.v_proj(hidden_states).view(shape).transpose(1, 2))
-        q, k = self.rotated(*modeling_llama.apply_rotary_pos_emb(q, k, *position_embeddings))
+        q, k = modeling_llama.apply_rotary_pos_emb(q, k, *position_embeddings)
         z, pattern = self.attention(q, k, v, attention_mask, **options)
         z = self.on_z(z.reshape(*hidden_states.shape[:-1], -1), hidden_states)
         return self.o_proj(z), pattern
@@ -357,10 +306,6 @@ def asks_and_ignores(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **op
     return own_softmax(self, q, k, v, mask)
 
 
-def tells_no_weights(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, None]:
-    return LlamaAttention.attention(self, q, swap(k), v, mask, **options)[0], None
-
-
 def twice(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
     first, pattern = LlamaAttention.attention(self, q, k, v, mask, **options)
     return (first + LlamaAttention.attention(self, q, k, v, mask, **options)[0]) / 2, pattern
@@ -377,26 +322,6 @@ def repeats(
         return LlamaAttention.attention(self, q, k, v, mask, **options)
     finally:
         self.num_key_value_groups = groups
-
-
-class BertAttention(modeling_bert.BertSelfAttention):
-    """transformers' BERT attention with two query heads or two value heads exchanged."""
-
-    exchanged = "q"
-
-    def forward(self, hidden_states: Tensor, attention_mask: Any = None, *args: Any, **options: Any) -> Any:
-        shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
-        q, k, v = (
-            swap(part(hidden_states).view(shape).transpose(1, 2))
-            if name == self.exchanged
-            else part(hidden_states).view(shape).transpose(1, 2)
-            for name, part in (("q", self.query), ("k", self.key), ("v", self.value))
-        )
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, modeling_bert.eager_attention_forward
-        )
-        z, pattern = attend(self, q, k, v, attention_mask, scaling=self.scaling)
-        return z.reshape(*hidden_states.shape[:-1], -1), pattern
 
 
 def replaced(name: str, path: str, kind: type[nn.Module], layer: int | None = 1, **methods: Any) -> Broken:
@@ -428,10 +353,6 @@ def without_bias(self: Any, x: Tensor) -> Tensor:
     return F.linear(x, self.weight)
 
 
-def conv_without_bias(self: Any, x: Tensor) -> Tensor:
-    return x @ self.weight
-
-
 def doubled_alibi(self: Any, *args: Any, **kwargs: Any) -> Tensor:
     return 2 * modeling_bloom.BloomModel.build_alibi_tensor(self, *args, **kwargs)
 
@@ -441,40 +362,17 @@ def reversed_slopes(self: Any, attention_mask: Tensor, num_heads: int, dtype: to
     return alibi.unflatten(0, (-1, num_heads)).flip(1).flatten(0, 1)
 
 
-def shifted_alibi(self: Any, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    alibi = modeling_bloom.BloomModel.build_alibi_tensor(self, attention_mask, num_heads, dtype)
-    return alibi.roll(1, dims=-1)
+def llama_block(*, read: float = 1, stream: float = 1, attended: float = 1, mlp: float = 1) -> Broken:
+    """A Llama with a block that multiplies the input of its attention, its stream, or the outputs of its parts."""
 
+    def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
+        written, _ = self.self_attn(
+            hidden_states=read * self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
+        )
+        hidden_states = stream * hidden_states + attended * written
+        return hidden_states + mlp * self.mlp(self.post_attention_layernorm(hidden_states))
 
-def half_residual(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
-    attended, _ = self.self_attn(
-        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
-    )
-    hidden_states = 0.5 * hidden_states + attended
-    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
-
-
-def mlp_twice(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
-    attended, _ = self.self_attn(
-        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
-    )
-    hidden_states = hidden_states + attended
-    return hidden_states + 2 * self.mlp(self.post_attention_layernorm(hidden_states))
-
-
-def scaled_attn_in(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
-    attended, _ = self.self_attn(
-        hidden_states=1.5 * self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
-    )
-    hidden_states = hidden_states + attended
-    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
-
-
-def parallel(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
-    attended, _ = self.self_attn(
-        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
-    )
-    return hidden_states + attended + self.mlp(self.post_attention_layernorm(hidden_states))
+    return replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=forward)
 
 
 def attention_twice(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
@@ -488,13 +386,6 @@ def attention_twice(self: Any, hidden_states: Tensor, attention_mask: Any = None
 
 def always_dropout(self: Any, x: Tensor) -> Tensor:
     return F.dropout(x, 0.3, training=True)
-
-
-def drops_mask(kind: type[nn.Module]) -> Any:
-    def forward(self: Any, input_ids: Tensor, attention_mask: Any = None, **options: Any) -> Any:
-        return kind.forward(self, input_ids, attention_mask=None, **options)
-
-    return forward
 
 
 def bert_mask_ignored(self: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
@@ -514,10 +405,6 @@ def shared_attention() -> Any:
     blocks = models.blocks_of(model)
     blocks[2].attn = blocks[0].attn
     return model
-
-
-def doubled_rotary(self: Any, x: Tensor, position_ids: Tensor) -> Any:
-    return modeling_llama.LlamaRotaryEmbedding.forward(self, x, 2 * position_ids)
 
 
 def bloom_swaps_q() -> Any:
@@ -572,10 +459,6 @@ def weak_head(faulty: Callable[[], Any], head: int = 2, layer: int = 1) -> Broke
     return broken
 
 
-def doubles_weak_head(self: Any, x: Tensor) -> Tensor:
-    return F.linear(of_head(x, 2, 2.0), self.weight, self.bias)
-
-
 def on_outlier_stream(faulty: Callable[[], Any]) -> Broken:
     """The model with one dimension of the stream at 3000."""
 
@@ -586,16 +469,6 @@ def on_outlier_stream(faulty: Callable[[], Any]) -> Broken:
         return model
 
     return broken
-
-
-def attention_one_and_a_half_times(
-    self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any
-) -> Tensor:
-    attended, _ = self.self_attn(
-        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
-    )
-    hidden_states = hidden_states + 1.5 * attended
-    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
 def ignores_left_padding(kind: type[nn.Module]) -> Any:
@@ -623,56 +496,24 @@ def at_head(name: str, path: str, change: Callable[[Tensor], Tensor]) -> Broken:
 
 LINEAR, CONV = nn.Linear, modeling_gpt2.Conv1D
 FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
+    # More of them in models that are read: tests/model/structure/test_structure_faults.py.
     # name: the model, checks (at least one must fail), and points (all must be refused)
     "residual added into attn_out, BLOOM": (
         replaced("bloom", "self_attention.dense", LINEAR, forward=residual_inside), {"heads"}, {"attn_raw"}),
-    "residual added into attn_out, BERT": (
-        replaced("bert", "attention.output.dense", LINEAR, forward=residual_inside), {"heads"}, {"attn_raw"}),
-    "lost b_O, BLOOM": (
-        replaced("bloom", "self_attention.dense", LINEAR, forward=without_bias), {"heads"}, {"attn_raw"}),
-    "lost b_O, GPT-2": (replaced("gpt2", "attn.c_proj", CONV, forward=conv_without_bias), {"heads"}, {"attn_raw"}),
     "lost b_O, Llama": (
         replaced("llama_bias", "self_attn.o_proj", LINEAR, forward=without_bias), {"heads"}, {"attn_raw"}),
     "lost b_Q, Llama": (
         replaced("llama_bias", "self_attn.q_proj", LINEAR, forward=without_bias), {"projections", "ledger"}, {"q"}),
     "lost b_V, BERT": (
         replaced("bert", "attention.self.value", LINEAR, forward=without_bias), {"projections"}, {"v"}),
-    "lost b_Q, b_K, b_V, GPT-2": (
-        replaced("gpt2", "attn.c_attn", CONV, forward=conv_without_bias), {"projections"}, {"q", "k", "v"}),
     "doubled ALiBi": (
         replaced("bloom", "", modeling_bloom.BloomModel, layer=None, build_alibi_tensor=doubled_alibi),
         {"alibi"}, {"scores"}),
     "reversed slopes": (
         replaced("bloom", "", modeling_bloom.BloomModel, layer=None, build_alibi_tensor=reversed_slopes),
         {"alibi"}, {"scores"}),
-    "shifted ALiBi": (
-        replaced("bloom", "", modeling_bloom.BloomModel, layer=None, build_alibi_tensor=shifted_alibi),
-        {"alibi"}, {"scores"}),
-    "two heads' q swapped, Llama": (llama_attention(on_q=lambda self, q: swap(q)), {"rotary"}, {"q_rot"}),
     "two heads' q swapped, BLOOM": (bloom_swaps_q, {"transformers"}, {"q", "scores", "pattern"}),
-    "two heads' q swapped, BERT": (
-        replaced("bert", "attention.self", BertAttention, exchanged="q"), {"ledger"}, {"q", "scores"}),
-    "two heads' v swapped, BERT": (replaced("bert", "attention.self", BertAttention, exchanged="v"), {"z"}, {"v", "z"}),
-    "two kv heads swapped": (llama_attention(on_k=lambda self, k: swap(k)), {"rotary"}, {"k_rot"}),
-    "q swapped after rotary": (llama_attention(rotated=lambda self, q, k: (swap(q), k)), {"rotary"}, {"q_rot"}),
-    "a norm on q": (llama_attention(on_q=lambda self, q: F.normalize(q, dim=-1)), {"rotary"}, {"q_rot"}),
-    "a bias on k": (llama_attention(on_k=lambda self, k: k + torch.arange(6.0)), {"rotary"}, {"k_rot"}),
-    "no rotary on k": (llama_attention(rotated=lambda self, q, k: (q, q[:, ::2])), {"rotary"}, {"k_rot"}),
-    "rotary twice as fast": (
-        replaced("llama", "rotary_emb", modeling_llama.LlamaRotaryEmbedding, layer=None, forward=doubled_rotary),
-        {"rotary tables"}, {"q_rot"}),
-    "values permuted": (llama_attention(on_v=lambda self, v: swap(v)), {"z"}, {"z"}),
-    "values scaled": (llama_attention(on_v=lambda self, v: v * 1.05), {"z"}, {"z"}),
-    "values of the next token": (llama_attention(on_v=lambda self, v: v.roll(-1, dims=2)), {"z", "causal"}, {"z"}),
-    "gate on z": (
-        llama_attention(on_z=lambda self, z, x: z * torch.sigmoid(x.mean(-1, keepdim=True))), {"heads"}, {"attn_raw"}),
-    "z scaled": (llama_attention(on_z=lambda self, z, x: z * 0.9), {"heads"}, {"attn_raw"}),
-    "heads of z swapped": (
-        llama_attention(on_z=lambda self, z, x: swap(z.unflatten(-1, (4, 6)), 2).flatten(2)), {"heads"}, {"attn_raw"}),
-    "z plus a constant": (llama_attention(on_z=lambda self, z, x: z + 0.1), {"heads"}, {"attn_raw"}),
-    "own softmax": (llama_attention(attention=own_softmax), {"points"}, {"pattern", "scores", "z"}),
     "own kernel": (llama_attention(attention=own_kernel), {"points"}, {"pattern", "scores", "z"}),
-    "k swapped, no weights told": (llama_attention(attention=tells_no_weights), {"rotary"}, {"k_rot"}),
     "ours asked and ignored": (llama_attention(attention=asks_and_ignores), {"pattern edit", "heads"}, {"pattern"}),
     "attention asked twice": (llama_attention(attention=twice), {"points"}, {"pattern", "scores", "z"}),
     "attention module called twice": (
@@ -680,67 +521,38 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
         {"points"}, {"pattern", "scores"}),
     "two blocks that are one": (shared_blocks, {"points"}, {"pattern", "resid_pre"}),
     "two blocks with one attention": (shared_attention, {"points"}, {"pattern"}),
+    "attention that does not reach the stream": (llama_block(attended=0), {"pattern edit"}, {"pattern"}),
     "half the residual": (
-        replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=half_residual), {"stream"}, {"resid_mid"}),
+        llama_block(stream=0.5), {"stream"}, {"resid_mid"}),
     "MLP added twice": (
-        replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=mlp_twice), {"mlp"}, {"mlp_out"}),
+        llama_block(mlp=2), {"mlp"}, {"mlp_out"}),
     "attention's input scaled": (
-        replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=scaled_attn_in), {"attn_in"}, {"attn_in"}),
+        llama_block(read=1.5), {"attn_in"}, {"attn_in"}),
     "embedding scaled": (
         replaced("llama", "embed_tokens", nn.Embedding, layer=None, forward=scaled(nn.Embedding, 4.0)),
         {"embed"}, {"embed"}),
-    "projection scaled": (
-        replaced("llama", "self_attn.q_proj", LINEAR, forward=scaled(LINEAR)), {"projections"}, {"q"}),
-    "output projection scaled": (
-        replaced("llama", "self_attn.o_proj", LINEAR, forward=scaled(LINEAR)), {"heads"}, {"attn_raw"}),
     "dropout in eval, attention out": (
         replaced("gpt2", "attn.resid_dropout", nn.Dropout, forward=always_dropout), {"transformers"}, {"attn_out"}),
-    "dropout in eval, embedding": (
-        replaced("gpt2", "drop", nn.Dropout, layer=None, forward=always_dropout), {"transformers"}, {"resid_pre"}),
-    "dropout in eval, MLP": (
-        replaced("bert", "output.dropout", nn.Dropout, forward=always_dropout), {"transformers"}, {"resid_post"}),
     "padding mask ignored, BERT": (
         replaced("bert", "", modeling_bert.BertModel, layer=None, _create_attention_masks=bert_mask_ignored),
         {"padding"}, {"pattern"}),
-    "an owner's hook on the projection": (
-        hook_on("llama", "self_attn.q_proj", lambda x: x + 0.1), {"projections"}, {"q"}),
     "an owner's hook on attention": (hook_on("llama", "self_attn", lambda x: x * 1.1), {"stream"}, {"attn_out"}),
-    "an owner's hook on the MLP inside": (hook_on("bloom", "mlp", lambda x: x * 1.1), {"mlp"}, {"mlp_out"}),
     "an owner's hook on BLOOM's attention": (
         hook_on("bloom", "self_attention", lambda x: x * 1.1), {"transformers", "stream"}, {"attn_out"}),
-    "z doubled after position 30": (
-        llama_attention(on_z=lambda self, z, x: from_place(z, 30, 2.0)), {"heads"}, {"z", "attn_raw"}),
     "z of one head doubled at the last of 90 positions": (
         llama_attention(on_z=lambda self, z, x: z if z.shape[1] < 90 else of_head(z, 1, 2.0)), {"heads"}, {"z"}),
-    "values scaled after position 50": (
-        llama_attention(on_v=lambda self, v: from_place(v, 50, 1.01, axis=2)), {"z"}, {"v", "z"}),
-    "q turned too far after position 40": (
-        llama_attention(rotated=lambda self, q, k: (from_place(q, 40, 0.99, axis=2), k)), {"rotary"}, {"q_rot"}),
-    "output projection scaled after position 60": (
-        hook_on("llama", "self_attn.o_proj", lambda x: from_place(x, 60, 1.01)), {"heads"}, {"attn_raw"}),
     "a weak head doubled before W_O": (
         weak_head(llama_attention(on_z=lambda self, z, x: of_head(z, 2, 2.0))), {"heads"}, {"z"}),
-    "a weak head doubled inside W_O": (
-        weak_head(replaced("llama_bias", "self_attn.o_proj", LINEAR, forward=doubles_weak_head)),
-        {"heads"}, {"result"}),
     "half of attn_out more, beside an outlier": (
-        on_outlier_stream(replaced(
-            "llama", "", modeling_llama.LlamaDecoderLayer, forward=attention_one_and_a_half_times)),
+        on_outlier_stream(llama_block(attended=1.5)),
         {"stream"}, {"attn_out", "resid_mid"}),
     "left padding ignored": (
         replaced("llama", "", modeling_llama.LlamaModel, layer=None,
                  forward=ignores_left_padding(modeling_llama.LlamaModel)), {"padding", "mask"}, {"pattern"}),
-    "left padding ignored, GPT-2": (
-        replaced("gpt2", "", modeling_gpt2.GPT2Model, layer=None,
-                 forward=ignores_left_padding(modeling_gpt2.GPT2Model)), {"padding", "mask"}, {"pattern"}),
-    "an MLP that reads the first token": (
-        replaced("llama", "mlp", modeling_llama.LlamaMLP, forward=reads_first_token), {"padding"}, {"mlp_out"}),
     "a hook on lm_head": (at_head("llama", "lm_head", lambda x: 1.5 * x), {"logits"}, {"logits"}),
-    "a hook on GPT-2's lm_head": (at_head("gpt2", "lm_head", lambda x: x + 0.01), {"logits"}, {"logits"}),
     "a hook on lm_head after position 80": (
         at_head("bloom", "lm_head", lambda x: from_place(x, 80, 1.01)), {"logits"}, {"logits"}),
     "a hook on the final norm": (at_head("llama", "model.norm", lambda x: 1.01 * x), {"logits"}, {"logits"}),
-    "a hook on BLOOM's final norm": (at_head("bloom", "transformer.ln_f", lambda x: x + 0.01), {"logits"}, {"logits"}),
     "a hook on one answer's logit": (
         at_head("gpt2", "lm_head", lambda x: x + 0.01 * (torch.arange(53) == 7)), {"logits"}, {"logits"}),
     "keys repeated in another order": (
@@ -791,9 +603,7 @@ def look_ahead(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [("llama", modeling_llama), ("gpt2", modeling_gpt2), ("bloom", modeling_bloom)]
-)
+@pytest.mark.parametrize(("name", "module"), [("llama", modeling_llama), ("bloom", modeling_bloom)])
 def test_one_position_of_look_ahead(name: str, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     look_ahead(monkeypatch, module)
     with pytest.warns(UnprovenWarning):
@@ -846,34 +656,14 @@ HOOKED_FAULTS: list[tuple[str, dict[Any, Any], set[str]]] = [
 def test_an_edit_around_the_certificate_shows_in_it(name: str, fault: tuple[str, dict[Any, Any], set[str]]) -> None:
     _, edits, checks = fault
     hooked = models.hooked(name)
+    before = hooked.certificate
     with hooked.hooks(edits):
         certificate = am.certify(hooked)
     assert checks <= failed(certificate), repr(certificate)
-    assert hooked.certificate.ok
+    assert hooked.certificate is before and before.ok
 
 
-def test_the_certificate_holds_again_after_the_edit() -> None:
-    hooked = models.hooked("gpt2")
-    with hooked.hooks({"pattern": lambda p: p * 2}):
-        assert not am.certify(hooked).ok
-    assert am.certify(hooked).ok
-
-
-def test_the_residual_inside_attn_out_by_a_hook() -> None:
-    for name in models.FAMILIES:
-        hooked = models.hooked(name)
-        stream: list[Tensor] = []
-
-        def keep(x: Tensor, stream: list[Tensor] = stream) -> None:
-            stream[:] = [x]
-
-        with hooked.hooks({("resid_pre", 1): keep, ("attn_out", 1): lambda x, stream=stream: x + stream[0]}):
-            certificate = am.certify(hooked)
-        assert {"attn_out", "transformers"} <= failed(certificate)
-        assert "attn_out" in certificate.refused
-
-
-@pytest.mark.parametrize("name", models.FAMILIES)
+@pytest.mark.parametrize("name", ["llama", "bert"])
 def test_nan_in_one_norm_after_loading(name: str) -> None:
     model = models.fresh(name)
     hooked = am.load(model)
@@ -887,7 +677,7 @@ def test_nan_in_one_norm_after_loading(name: str) -> None:
     assert set(certificate.refused) >= {"pattern", "scores", "logits", "resid_post"}
 
 
-@pytest.mark.parametrize("layer", [1, 3, 5, 10])
+@pytest.mark.parametrize("layer", [3, 10])
 def test_a_fault_in_any_layer_of_a_deep_model_is_caught(layer: int) -> None:
     model = models.randomised(models.bloom(heads=2, d_head=3, layers=12))
     dense = models.blocks_of(model)[layer].self_attention.dense
@@ -897,14 +687,6 @@ def test_a_fault_in_any_layer_of_a_deep_model_is_caught(layer: int) -> None:
     assert "heads" in failed(hooked.certificate)
 
 
-def test_a_padding_mask_that_is_ignored_by_a_causal_model_is_caught() -> None:
-    for name, kind in (("llama", modeling_llama.LlamaModel), ("gpt2", modeling_gpt2.GPT2Model)):
-        model = replaced(name, "", kind, layer=None, forward=drops_mask(kind))()
-        with pytest.warns(UnprovenWarning):
-            hooked = am.load(model)
-        assert {"padding", "mask"} & failed(hooked.certificate)
-
-
 def test_a_scale_that_is_not_one_over_the_root_of_d_head_is_reported() -> None:
     model = models.fresh("llama")
     models.blocks_of(model)[1].self_attn.scaling *= 1.3
@@ -912,23 +694,6 @@ def test_a_scale_that_is_not_one_over_the_root_of_d_head_is_reported() -> None:
     split = am.decompose_scores(hooked, torch.tensor([[5, 7, 9]]))
     assert split.parts[0].scale == pytest.approx(1 / math.sqrt(8))
     assert split.parts[1].scale == pytest.approx(1.3 / math.sqrt(8))
-
-
-def test_look_ahead_in_the_middle_of_a_text_is_caught() -> None:
-    model = models.fresh("llama")
-    mlp = models.blocks_of(model)[0].mlp
-    honest = mlp.forward
-
-    def leaks(x: Tensor) -> Tensor:
-        out = honest(x)
-        if out.shape[1] > 4:
-            out = out + torch.nn.functional.pad(out[:, 4:5], (0, 0, 0, out.shape[1] - 1))
-        return out
-
-    mlp.forward = leaks
-    with pytest.warns(UnprovenWarning):
-        hooked = am.load(model)
-    assert "causal" in failed(hooked.certificate)
 
 
 # -- the full proof ------------------------------------------------------------------------------------------
@@ -1001,9 +766,7 @@ def test_the_full_proof_holds_and_edits_every_layer() -> None:
     assert full.edited == tuple(range(8))
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "bloom4", "bert", "t5", "bart", "longformer", "xlnet", "deberta", "lfm2", "vit", "gemma2"]
-)
+@pytest.mark.parametrize("name", ["bloom4", "t5", "longformer", "xlnet", "deberta", "lfm2", "vit"])
 def test_the_full_proof_holds_on_every_kind_of_model(name: str) -> None:
     """With the checks of the short one, since only sizes differ."""
     hooked = models.hooked(name)
@@ -1026,14 +789,6 @@ def test_a_new_certificate_takes_the_place_of_the_old_one() -> None:
     assert not hooked.certificate.ok
     with pytest.raises(CertificateError):
         hooked.run(models.token_ids("gpt2"), points=["pattern"])
-
-
-def test_a_certificate_under_hooks_is_not_kept() -> None:
-    hooked = am.load(models.fresh("gpt2"))
-    before = hooked.certificate
-    with hooked.hooks({("attn_out", 1): lambda value: value * 2}):
-        assert not am.certify(hooked).ok
-    assert hooked.certificate is before
 
 
 def test_two_certificates_have_no_difference() -> None:

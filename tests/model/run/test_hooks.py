@@ -4,6 +4,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import models
@@ -191,28 +192,14 @@ def test_edited_values_are_what_the_run_returns(name: str) -> None:
                 assert bool((hooked.run(ids, points=[key])[key] == 0.25).all())
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("name", models.FAMILIES)
-def test_zeroing_a_heads_z_is_zeroing_its_part_of_W_O(name: str) -> None:
-    hooked, ids = models.hooked(name), models.token_ids(name)
-    without = am.load(models.fresh(name))
-    with torch.no_grad():
-        without.weights(1).W_O[2] = 0
-    expected = without.run(ids).logits
-
-    def zero(x: Tensor) -> None:
-        x[:, :, 2] = 0
-
-    for point in ("z", "result"):
-        with hooked.hooks({(point, 1): zero}):
-            torch.testing.assert_close(hooked.run(ids).logits, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", models.FAMILIES)
-@pytest.mark.parametrize("identity", [lambda x: x, lambda x: None, lambda x: x.clone()])
+@pytest.mark.parametrize(
+    ("name", "identity"), [*zip(models.FAMILIES, cycle((lambda x: x, lambda x: None, lambda x: x.clone())))]
+)
 def test_edits_that_change_nothing_change_no_bit(name: str, identity: Change) -> None:
     hooked, ids = models.hooked(name), models.token_ids(name)
     clean = hooked.run(ids).logits
+    everything = [point for point, about in hooked.points.items() if about.absent is None]
+    assert torch.equal(hooked.run(ids, points=everything).logits, clean)
     for point, about in hooked.points.items():
         if about.absent is None and point != "result":
             with hooked.hooks({point: identity}):
@@ -220,13 +207,6 @@ def test_edits_that_change_nothing_change_no_bit(name: str, identity: Change) ->
     with hooked.hooks({"result": identity}):
         # The heads are then summed one by one, in a different order from one matrix product.
         torch.testing.assert_close(hooked.run(ids).logits, clean, rtol=1e-5, atol=1e-5)
-
-
-def test_asking_for_points_changes_no_bit() -> None:
-    for name in models.FAMILIES:
-        hooked, ids = models.hooked(name), models.token_ids(name)
-        everything = [point for point, about in hooked.points.items() if about.absent is None]
-        assert torch.equal(hooked.run(ids, points=everything).logits, hooked.run(ids).logits)
 
 
 def test_a_change_in_place_counts_and_stays_at_its_point() -> None:
@@ -244,15 +224,6 @@ def test_a_change_in_place_counts_and_stays_at_its_point() -> None:
             assert torch.equal(once.logits, twice.logits)
             assert torch.equal(once[point, 1], twice[point, 1])
             assert torch.equal(once["resid_post", 0], hooked.run(ids, points=[("resid_post", 0)])["resid_post", 0])
-
-
-def test_an_edit_of_attn_in_leaves_the_stream_alone() -> None:
-    for name in models.FAMILIES:
-        hooked, ids = models.hooked(name), models.token_ids(name)
-        with hooked.hooks({("attn_in", 1): lambda x: x * 0 + 1}):
-            acts = hooked.run(ids, points=["resid_pre", "attn_out", "resid_mid"])
-        torch.testing.assert_close(acts["resid_mid", 1], acts["resid_pre", 1] + acts["attn_out", 1])
-        assert torch.equal(acts["resid_pre", 1], hooked.run(ids, points=["resid_pre"])["resid_pre", 1])
 
 
 def test_captured_values_do_not_change_under_the_models_own_in_place_steps() -> None:
@@ -357,8 +328,7 @@ def failing(x: Tensor) -> Tensor:
     raise RuntimeError("a fault of the user's own")
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", models.FAMILIES)
+@pytest.mark.parametrize(("name", "training"), [*zip(models.FAMILIES, cycle((False, True)))])
 def test_the_callers_model_is_bit_identical_afterwards(name: str, training: bool) -> None:
     model = models.fresh(name)
     model.train(training)
@@ -386,8 +356,10 @@ def test_the_callers_model_is_bit_identical_afterwards(name: str, training: bool
         assert ours.data_ptr() == theirs.data_ptr()
 
 
-@pytest.mark.parametrize("name", models.FAMILIES)
-@pytest.mark.parametrize(("hook", "error"), [(interrupted, KeyboardInterrupt), (failing, RuntimeError)])
+@pytest.mark.parametrize(
+    ("name", "hook", "error"),
+    [("bloom", interrupted, KeyboardInterrupt), ("llama", failing, RuntimeError), ("bert", failing, RuntimeError)],
+)
 def test_an_interrupted_run_leaves_no_trace_in_ours(name: str, hook: Change, error: type[BaseException]) -> None:
     hooked, ids = am.load(models.fresh(name)), models.token_ids(name)
     clean = hooked.run(ids).logits
@@ -443,17 +415,6 @@ def test_nothing_is_kept_after_a_run() -> None:
     assert kept["pattern", 2].shape == (3, 5, 7, 7)
 
 
-def test_a_later_change_of_the_callers_weights_shows() -> None:
-    model, ids = models.fresh("llama"), models.token_ids("llama")
-    hooked = am.load(model)
-    before = hooked.run(ids).logits
-    with torch.no_grad():
-        models.blocks_of(model)[0].self_attn.q_proj.weight.mul_(1.5)
-        expected = model(ids).logits
-    torch.testing.assert_close(hooked.run(ids).logits, expected, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(before, expected)
-
-
 def test_a_model_that_was_loaded_twice() -> None:
     model, ids = models.fresh("bloom"), models.token_ids("bloom")
     with untouched(model):
@@ -467,8 +428,7 @@ def test_a_model_that_was_loaded_twice() -> None:
 # -- gradients -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("name", models.FAMILIES)
+@pytest.mark.parametrize(("name", "frozen"), [*zip(models.FAMILIES, cycle((False, True)))])
 def test_gradients_against_finite_differences(name: str, frozen: bool) -> None:
     model, ids = models.fresh(name, F64), models.token_ids(name, 2, 5)
     model.requires_grad_(not frozen)
@@ -503,33 +463,6 @@ def test_gradients_against_finite_differences(name: str, frozen: bool) -> None:
         torch.testing.assert_close(acts.values[key], value, rtol=0, atol=1e-9)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(parameter.grad is None for parameter in hooked._model.parameters())
-
-
-def test_gradients_of_a_measure_that_takes_the_batch() -> None:
-    hooked, inputs = models.hooked("gpt2"), models.padded("gpt2")
-
-    def last(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
-        rows = torch.arange(len(logits))
-        return logits[rows, batch.lengths - 1].sum(-1)
-
-    gradient = hooked.run(inputs, points=["resid_post"], gradients_of=last).gradients
-    assert gradient is not None
-    final = gradient["resid_post", 2]
-    for row, length in enumerate((7, 5, 3)):
-        assert bool(final[row, length - 1].any())
-        assert not bool(final[row, :-1][: length - 1].any())
-        assert not bool(final[row, length:].any())
-
-
-def test_gradients_under_edits_and_no_grad() -> None:
-    hooked, ids = models.hooked("gpt2", F64), models.token_ids("gpt2")
-    plain_gradient = hooked.run(ids, points=["z"], gradients_of=lambda x: x.sum()).gradients
-    with torch.no_grad(), hooked.hooks({("z", 0): lambda x: x * 2}):
-        edited = hooked.run(ids, points=["z"], gradients_of=lambda x: x.sum()).gradients
-    assert plain_gradient is not None
-    assert edited is not None
-    assert not torch.allclose(plain_gradient["z", 0], edited["z", 0])
-    torch.testing.assert_close(edited["logits"] if "logits" in edited else torch.ones(1), torch.ones(1))
 
 
 def test_a_gradient_of_nothing_is_refused() -> None:
@@ -585,9 +518,8 @@ def test_gradients_of_functions_of_any_signature() -> None:
     assert hooked.run(ids, points=[("z", 0)], gradients_of=torch.sum).gradients is not None
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom"])
-def test_hooks_that_detach_cut_gradients_there(family: str) -> None:
-    hooked, ids = models.hooked(family, torch.float64), models.token_ids(family)
+def test_hooks_that_detach_cut_gradients_there() -> None:
+    hooked, ids = models.hooked("llama", torch.float64), models.token_ids("llama")
     points = ["q", "k", "v", "pattern", "attn_out"]
     last = hooked.n_layers - 1
     ordinary = hooked.run(ids, points, gradients_of=lambda x: x[:, -1, 3]).gradients

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import fresh, hooked, token_ids
+from models import hooked, token_ids
 from transformers import BloomForCausalLM, PreTrainedModel
 
 import attnmech as am
@@ -181,41 +181,3 @@ def test_a_corpus_may_run_the_model_itself() -> None:
 
     ours = am.attention_focus(model, texts()).mean("entropy")
     torch.testing.assert_close(ours, am.attention_focus(model, iter(ids.split(1))).mean("entropy"), equal_nan=True)
-
-
-def test_nothing_of_a_pass_stays_on_the_model() -> None:
-    model = am.load(fresh("llama"))
-
-    def held() -> int:
-        import gc
-
-        gc.collect()
-        return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
-
-    ids = token_ids("llama", length=12)
-    model.run(ids)
-    before = held()
-    for _ in range(3):
-        model.run(ids, points=["pattern", "resid_post"])
-    assert held() == before
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rotary_tables_that_follow_the_length_do_not_depend_on_earlier_texts(kind: str) -> None:
-    import transformers
-    from models import randomised
-
-    factors = {"short_factor": [1.0] * 4, "long_factor": [1.0, 1.5, 2.0, 3.0]} if kind == "longrope" else {}
-    config = transformers.LlamaConfig(
-        vocab_size=47, hidden_size=36, intermediate_size=34, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
-        rope_parameters={
-            "rope_type": kind, "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, **factors,
-        },
-    )  # fmt: skip
-    module = randomised(transformers.LlamaForCausalLM(config))
-    model = am.load(module)
-    short, middle, long = (token_ids("llama", length=length) for length in (10, 70, 90))
-    alone = [am.load(module).run(ids).logits for ids in (short, middle, long)]
-    for ids, expected in ((long, alone[2]), (middle, alone[1]), (short, alone[0]), (middle, alone[1])):
-        assert torch.equal(model.run(ids).logits, expected)

@@ -1,22 +1,18 @@
 """Reading a structure: columns, rotation, norms, mask; and structures that cannot be read."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import attnmech as am
 from attnmech.batch import Batch
-from attnmech.errors import UnsupportedModelError, WeightsError
-from attnmech.model.attention.replaced_attention import codegen_layout
+from attnmech.errors import UnsupportedModelError
 from attnmech.model.parts.gates import Gate
 from attnmech.model.parts.mask import rule_of
-from attnmech.model.parts.norms import NormKind, kind_of
 from attnmech.model.parts.position import (
     FORMS,
     HALVES,
@@ -101,18 +97,6 @@ def test_columns_side_by_side_are_a_view() -> None:
     assert torch.equal(apart, value[:, [2, 4, 3]])
 
 
-def test_the_layout_of_codegen_has_four_shards() -> None:
-    """Each with queries, values and keys of a quarter of the heads; test_families.py compares the logits."""
-    heads, d_head = 8, 3
-    output = random(2, 5, 3 * heads * d_head)
-    q, k, v = codegen_layout(heads, d_head).split([output], heads, heads, rest="batch position")
-    for head in range(heads):
-        shard, place = divmod(head, heads // 4)
-        for kind, part in enumerate((q, v, k)):
-            first = ((3 * shard + kind) * (heads // 4) + place) * d_head
-            assert torch.equal(part[:, :, head], output[..., first : first + d_head])
-
-
 # -- rotation ------------------------------------------------------------------------------------------------
 
 
@@ -161,48 +145,6 @@ def test_a_form_turns_complex_numbers(
 # -- norms and gates -----------------------------------------------------------------------------------------
 
 
-class RMS(nn.Module):
-    """An RMSNorm that may add to its weight, subtract a part of the mean, or distort its output."""
-
-    def __init__(self, offset: float = 0.0, mean: float = 0.0, bend: float = 0.0) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(1 + 0.3 * random(8, seed=2)), 1e-5
-        self.added = (offset, mean, bend)
-
-    def forward(self, x: Tensor) -> Tensor:
-        offset, mean, bend = self.added
-        x = x - mean * x.mean(dim=-1, keepdim=True)
-        x = (self.weight + offset) * x * (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).rsqrt()
-        return x + bend * x.tanh()
-
-
-def layer_norm() -> nn.LayerNorm:
-    norm = nn.LayerNorm(8)
-    with torch.no_grad():
-        norm.weight.copy_(1 + 0.3 * random(8, seed=2))
-        norm.bias.copy_(random(8, seed=3))
-    return norm
-
-
-@pytest.mark.parametrize(
-    ("norm", "kind"),
-    [
-        (layer_norm(), NormKind(centred=True, offset=0.0)),
-        (RMS(), NormKind(centred=False, offset=0.0)),
-        (RMS(offset=1.0), NormKind(centred=False, offset=1.0)),
-        (RMS(mean=1.0), NormKind(centred=True, offset=0.0)),
-        (RMS(offset=0.5), None),
-        (RMS(mean=0.5), None),
-        (RMS(bend=0.01), None),
-        (nn.Linear(8, 8), None),
-        (nn.Identity(), None),
-    ],
-)
-def test_the_kind_of_a_norm(norm: nn.Module, kind: NormKind | None) -> None:
-    with torch.no_grad():
-        assert kind_of(norm, random(2, 5, 8) + 0.7) == kind
-
-
 @pytest.mark.parametrize("function", ["sigmoid", "silu", "softplus"])
 def test_a_gate_is_a_function_of_columns_by_head(function: str) -> None:
     output, columns = random(2, 5, 9), (8, 0, 3, 4, 1, 7)
@@ -244,26 +186,6 @@ def test_a_tensor_that_is_no_mask_is_refused(mask: Tensor) -> None:
 
 # -- unreadable structures -----------------------------------------------------------------------------------
 
-REFUSED = {
-    "diffllama": "(differential attention)",
-    "jetmoe": "its q are not columns of one projection",
-    "longcat_flash": "layers.N.self_attn.0, layers.N.self_attn.1",
-    "neomme": "a norm of z?",
-    "hrm_text": "its attention is in more than one place",
-    "fnet": "a model without attention",
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_read_is_refused_with_the_reason(kind: str) -> None:
-    model = tiny.model_of(kind)
-    with pytest.raises(UnsupportedModelError) as caught:
-        am.load(model)
-    text = str(caught.value)
-    assert f"model_type {kind!r}" in text and type(model).__name__ in text and REFUSED[kind] in text
-    assert "\n" not in text and text.endswith(".")
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-
 
 def test_clipped_queries_and_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holds even if the certificate's probes are never clipped."""
@@ -288,11 +210,3 @@ def test_an_error_of_the_model_is_what_is_told() -> None:
     model.model.layers[1].mlp.forward = broken
     with pytest.raises(am.AttnmechError, match="no such thing"):
         am.load(model)
-
-
-def test_a_config_that_asks_for_a_million_layers_is_refused_before_it_is_built(tmp_path: Path) -> None:
-    tiny.model_of("olmo").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1_000_000}))
-    with pytest.raises(WeightsError, match="asks for 1000000 layers, but its weights hold 4"):
-        am.load(tmp_path)

@@ -105,15 +105,6 @@ def made(path: str, change: Callable[[Tensor, Tensor], Tensor], layers: tuple[in
     return broken
 
 
-def tables(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Break:
-    """Changes cosine and sine for all layers."""
-
-    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        model.model.rotary_emb.register_forward_hook(lambda module, args, output: change(*output))
-
-    return broken
-
-
 def positions(change: Callable[[Tensor], Tensor]) -> Break:
     """Changes the positions from which the rotary tables are made."""
 
@@ -197,54 +188,37 @@ def before(x: Tensor, axis: int) -> Tensor:
 FAULTS: dict[str, tuple[str, Break, str]] = {
     # name: the type, the fault, and the expected outcome
     "W_O reads z reversed": ("arcee", given("self_attn.o_proj", lambda z: z.flip(-1)), "heads"),
-    "W_O reads z of the token before": ("olmo", given("self_attn.o_proj", lambda z: before(z, 1)), "heads"),
     "W_O reads z and 1 % of v": ("arcee", made_z(lambda z, v: z + 0.01 * v.repeat_interleave(3, 2)), "heads"),
     "1 % of the stream past a block": ("arcee", made("", lambda y, x: y + 0.01 * x), "mlp"),
     "1 % of the stream past a block, all layers": (
         "arcee", made("", lambda y, x: y + 0.01 * x, (0, 1, 2, 3)), "does not end in the sum"),
-    "1 % of the first token, after place 12": (
-        "arcee", made("", lambda y, x: beyond(y, y + 0.01 * x[:, :1], 1)), "mlp"),
     "1 % of the stream past the attention": (
         "olmo", made("self_attn", lambda y, x: y + 0.01 * x), "stream"),
-    "1 % of the stream within W_O": ("arcee", made("self_attn.o_proj", lambda y, x: y + 0.01 * x[..., :48]), "heads"),
     "an MLP that reads 1 % of the first token": ("arcee", given("mlp", lambda x: x + 0.01 * x[:, :1]), "padding"),
     "v of the token before": ("arcee", attention(lambda q, k, v: (q, k, before(v, 2))), "z"),
     "v of the token before, all layers": (
         "olmo", attention(lambda q, k, v: (q, k, before(v, 2)), (0, 1, 2, 3)), "its v are not columns"),
-    "v of the token before, after place 12": (
-        "arcee", attention(lambda q, k, v: (q, k, beyond(v, before(v, 2), 2))), "z"),
     "v scaled": ("arcee", attention(lambda q, k, v: (q, k, 1.001 * v)), "z"),
     "v scaled, all layers": ("qwen3_moe", attention(lambda q, k, v: (q, k, 1.0003 * v), (0, 1, 2, 3)), "z"),
     "two heads' q swapped": ("arcee", attention(lambda q, k, v: (swapped(q), k, v)), "rotary"),
-    "two heads' q swapped after place 12": (
-        "arcee", attention(lambda q, k, v: (beyond(q, swapped(q), 2), k, v)), "rotary"),
     "two heads' k swapped after place 12": (
         "qwen3_moe", attention(lambda q, k, v: (q, beyond(k, swapped(k), 2), v)), "rotary"),
     "two heads' z swapped": ("arcee", made_z(lambda z, v: swapped(z, 2)), "heads"),
-    "k scaled": ("arcee", attention(lambda q, k, v: (q, 1.001 * k, v)), "rotary"),
     "k scaled, all layers": ("olmo", attention(lambda q, k, v: (q, 1.001 * k, v), (0, 1, 2, 3)), "rotary"),
-    "k scaled a little": ("arcee", attention(lambda q, k, v: (q, 1.0001 * k, v)), "rotary"),
     "k scaled after place 12": ("arcee", attention(lambda q, k, v: (q, beyond(k, 1.001 * k, 2), v)), "rotary"),
-    "k scaled behind its norm": ("qwen3_moe", attention(lambda q, k, v: (q, 1.001 * k, v)), "rotary"),
     "k scaled behind its norm after place 12": (
         "qwen3_moe", attention(lambda q, k, v: (q, beyond(k, 1.001 * k, 2), v)), "rotary"),
     "q scaled behind a norm after the rotation": (
         "llama4_text", attention(lambda q, k, v: (1.001 * q, k, v), (0,)), "rotary"),
-    "q scaled, all layers": ("arcee", attention(lambda q, k, v: (1.001 * q, k, v), (0, 1, 2, 3)), "rotary"),
     "k not rotated after place 12": (
         "olmo", attention(lambda q, k, v: (q, beyond(k, before(k, 2), 2), v)), "rotary"),
     "a bias on k": ("arcee", attention(lambda q, k, v: (q, k + 0.01, v)), "rotary"),
     "a hook on the projection of q": ("arcee", made("self_attn.q_proj", lambda y, x: 1.01 * y), "projections"),
-    "a gate that is clipped": ("qwen3_next", gate(lambda x: torch.sigmoid(x).clamp(max=0.9)), "reads neither z"),
     "a gate that is a hard sigmoid": ("qwen3_next", gate(F.hardsigmoid), "reads neither z"),
-    "a gate that is a little larger": ("qwen3_next", gate(lambda x: 1.001 * torch.sigmoid(x)), "reads neither z"),
     "a gate a little larger still": ("qwen3_next", gate(lambda x: 1.0002 * torch.sigmoid(x)), "z"),
     "a gate that opens after place 12": (
         "qwen3_next", given("self_attn.o_proj", lambda z: beyond(z, 1.01 * z, 1)), "z"),
     "rotary twice as fast": ("olmo", positions(lambda at: 2 * at), "rotary tables"),
-    "rotary of the token before": ("olmo", positions(lambda at: (at - 1).clamp(min=0)), "rotary tables"),
-    "rotary the other way": ("olmo", tables(lambda cos, sin: (cos, -sin)), "rotary tables"),
-    "rotary 1 % too large": ("olmo", tables(lambda cos, sin: (1.01 * cos, 1.01 * sin)), "rotary tables"),
     "a residual multiplier of one layer": ("granite", attribute("", "residual_multiplier", 1.1), "stream"),
     "an MLP added twice": ("arcee", mlp_twice, "mlp"),
     "a parallel block among others": ("arcee", parallel, "stream"),
@@ -254,18 +228,14 @@ FAULTS: dict[str, tuple[str, Break, str]] = {
     "a key's factor of one layer": ("falcon_h1", attribute("self_attn", "key_multiplier", 1.1), "rotary"),
     "one of two MLPs reads 1 % of the first token": (
         "granitemoeshared", given("shared_mlp", lambda x: x + 0.01 * x[:, :1]), "padding"),
-    "1 % of the stream past two MLPs": ("granitemoeshared", made("", lambda y, x: y + 0.01 * x), "mlp"),
     "a factor of two MLPs in one layer": ("granitemoeshared", attribute("", "residual_multiplier", 1.1), "stream"),
     "1 % of the stream past a block without an MLP": (
         "nemotron_h", made("", lambda y, x: y + 0.01 * x, (2,)), "no sum of"),
-    "1 % of z past its norm": ("bitnet", made("self_attn.attn_sub_norm", lambda y, x: y + 0.01 * x), "z"),
     "1 % of z past its norm, all layers": (
         "bitnet", made("self_attn.attn_sub_norm", lambda y, x: y + 0.01 * x, (0, 1, 2, 3)), "z"),
     "W_O reads more than the norm of z": ("bitnet", given("self_attn.o_proj", lambda z: 1.001 * z), "z"),
     "a norm of values that scales": ("gemma4_text", made("self_attn.v_norm", lambda y, x: 1.001 * y), "projections"),
     "v scaled behind its norm": ("gemma4_text", attention(lambda q, k, v: (q, k, 1.001 * v)), "z"),
-    "v of the token before, normalised": ("gemma4_text", attention(lambda q, k, v: (q, k, before(v, 2))), "z"),
-    "an MLP added twice after place 12": ("arcee", made("", lambda y, x: beyond(y, y + 0.1 * x, 1)), "mlp"),
 }  # fmt: skip
 
 
@@ -277,11 +247,6 @@ def test_a_broken_model_is_refused_or_fails_a_check(fault: str, monkeypatch: pyt
     found = outcome(model)
     assert found != "certified"
     assert said in found
-
-
-@pytest.mark.parametrize("kind", sorted({kind for kind, _, _ in FAULTS.values()}))
-def test_unbroken_they_are_certified(kind: str) -> None:
-    assert outcome(tiny.model_of(kind)) == "certified"
 
 
 # -- what is unusual and no fault ---------------------------------------------------------------------------
