@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import models
 import pytest
 import tiny
 import torch
