@@ -273,7 +273,7 @@ def test_a_head_set_to_zero_is_what_w_o_does_not_read(pair: Pair) -> None:
     """In a layer of each stack: the logits, and the patterns of the last layer."""
     output = pair.model.output_stack
     for label, stack in pair.model.stacks.items():
-        layer, head = stack.layers[min(1, len(stack.layers) - 2)], stack.n_heads - 2
+        layer, head = stack.layers[min(len(stack.layers) // 2, len(stack.layers) - 2)], stack.n_heads - 2
         theirs = without_head(pair, label, layer, head)
         with pair.model.intervene(am.Intervention.zero([(layer, head)], **({"stack": label} if label else {}))):
             ours = pair.model.run(pair.inputs, points=pair.points)
