@@ -182,9 +182,9 @@ def test_cross_attention_has_no_self() -> None:
 
 def test_special_tokens_are_a_class_of_rows() -> None:
     hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer(adds_bos=True))
-    ids = torch.tensor([[2, 4, 0, 5, 6], [2, 7, 8, 1, 9]])  # [PAD] as an ordinary token, and [UNK]
+    ids = torch.tensor([[2, 4, 0, 5, 6], [2, 7, 8, 1, 9]])  # [PAD] as an ordinary token; [UNK] is a word
     focus = am.attention_focus(hooked, ids)
-    entropy, ordinary = focus.by_row("entropy"), torch.tensor([[0, 1, 0, 1, 1], [0, 1, 1, 0, 1]]).bool()
+    entropy, ordinary = focus.by_row("entropy"), torch.tensor([[0, 1, 0, 1, 1], [0, 1, 1, 1, 1]]).bool()
     assert torch.allclose(focus.where(special=False).entropy, entropy[:, :, ordinary].mean(-1).double(), atol=1e-6)
 
 

@@ -135,7 +135,7 @@ def test_bounds_move_verdicts() -> None:
 
 # -- against loops and ablations on the raw model -----------------------------------------------------------------
 
-SPECIAL: Final = (0, 1, 2)
+SPECIAL: Final = (0, 2)
 """The ids that the tests' tokenizer treats as special."""
 
 

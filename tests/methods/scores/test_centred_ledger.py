@@ -94,11 +94,11 @@ def test_stacks_of_t5_split_at_their_own_tokens(stack: str) -> None:
 def test_special_tokens_are_not_in_the_means() -> None:
     model = am.load(models.fresh("llama", F64), tokenizer=models.tokenizer(adds_bos=True))
     batch = model.encode(["the keys to nowhere are here", "a dog"])
-    assert batch.ids[0].tolist() == [2, 3, 4, 5, 1, 7, 8] and batch.is_special[0, 4] and batch.first[:, 0].all()
+    assert batch.ids[0].tolist() == [2, 3, 4, 5, 1, 7, 8] and not batch.is_special[0, 4] and batch.first[:, 0].all()
     assert batch.first.sum() == 2 and batch.begins.tolist() == [0, 0]
-    counted = torch.tensor([[0, 1, 1, 1, 0, 1, 1], [0, 1, 1, 0, 0, 0, 0]]).bool()
+    counted = torch.tensor([[0, 1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0, 0]]).bool()
     split = am.decompose_scores(model, batch, centre="mean")
-    assert split.reference is not None and split.reference.tokens == (5, 2)
+    assert split.reference is not None and split.reference.tokens == (6, 2)
     for layer in range(2):
         parts = centred.split_of("llama", model, batch, layer)
         means = centred.own_means(parts.q, counted), centred.own_means(parts.k, counted)
