@@ -3,8 +3,7 @@
 A text's group is the hash of its content (`Batch.contents`) modulo a power of two: the largest power with at most 256
 groups. Up to 256 distinct texts, every one is a separate group; copies of a text share its group, since they are no
 further evidence. Texts with the same tokens are copies. The groups depend only on the set of texts, not on their order
-or shards. Groups of texts are as independent as texts, so intervals over groups keep their
-coverage.
+or shards. Groups of texts are as independent as texts, so intervals over groups keep their coverage.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING
 
 from ...errors import InputError
 
+if TYPE_CHECKING:
+    from ...model.run.hooked import HookedModel
+
+DEMO = "demo"
+"""The name of the demo model."""
+
 
 class Folders:
     """The folders that the user allows; without any, no file may be read or written."""
@@ -41,10 +47,6 @@ class Folders:
         return path
 
 
-if TYPE_CHECKING:
-    from ...model.run.hooked import HookedModel
-
-
 class Models:
     """The models by the names that the user gave; an agent cannot load others."""
 
@@ -65,7 +67,3 @@ class Models:
             loaded = load(None if name == DEMO else name, device=self._device, dtype=self._dtype)
             self._loaded = name, loaded
         return self._loaded[1]
-
-
-DEMO = "demo"
-"""The name of the demo model."""

@@ -125,8 +125,8 @@ def unknown_texts(tokenizer: Any, unknown: int | None, text: str, argument: str 
         read = tokenizer(**{argument: text}, add_special_tokens=False, return_offsets_mapping=True)
         ids, pieces = read["input_ids"], [text[start:end] for start, end in read["offset_mapping"]]
     else:
-        pieces = [piece.replace("▁", " ") for piece in tokenizer.tokenize(text)]
-        ids = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text))
+        names = tokenizer.tokenize(text)
+        ids, pieces = tokenizer.convert_tokens_to_ids(names), [name.replace("▁", " ") for name in names]
     return tuple(piece for token, piece in zip(ids, pieces, strict=True) if token == unknown)
 
 
