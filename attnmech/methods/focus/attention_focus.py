@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -181,9 +182,12 @@ class AttentionFocus(RowMeans):
         """The collapse class of each head in each layer, as defined in arXiv 2603.09616.
 
         "dead" if `bos_mass` is above 0.95; otherwise "sink" if it is above 0.5; otherwise "low entropy" if the mean
-        entropy over all rows is below 0.5 nats; otherwise "". Heads of other layers are "not measured".
+        entropy over all rows is below 0.5 nats; otherwise "". Heads are "not measured" in other layers, and where no
+        row sees two keys, as in texts of one token.
         """
-        mass, entropy = self.bos_mass, self._over_all_rows("entropy")
+        with_choice = self.state["counts"][STATISTICS.place("tied_top")].sum(dim=(0, -1)) > 0
+        mass = self.bos_mass + self._by_layer(torch.where(with_choice, 0.0, torch.nan))
+        entropy = self._over_all_rows("entropy")
         return tuple(
             tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
             for rows in zip(mass.tolist(), entropy.tolist(), strict=True)
