@@ -185,9 +185,9 @@ class AttentionFocus(RowMeans):
         entropy over all rows is below 0.5 nats; otherwise "". Heads are "not measured" in other layers, and where no
         row sees two keys, as in texts of one token.
         """
+        mass, entropy = self.bos_mass, self._over_all_rows("entropy")
         with_choice = self.state["counts"][STATISTICS.place("tied_top")].sum(dim=(0, -1)) > 0
-        mass = self.bos_mass + self._by_layer(torch.where(with_choice, 0.0, torch.nan))
-        entropy = self._over_all_rows("entropy")
+        mass = mass + self._by_layer(torch.where(with_choice, 0.0, torch.nan))
         return tuple(
             tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
             for rows in zip(mass.tolist(), entropy.tolist(), strict=True)
