@@ -166,7 +166,7 @@ def test_what_known_heads_score_by(decoder: Decoder, repeated: Tensor) -> None:
         (17, 3): {"position": 0.009, "key_bias": 0.318, "query_key": 0.670, "query_bias": 0.003},
     }
     for place, shares in known.items():
-        assert {name: float(found.mean(name)[place]) for name in shares} == pytest.approx(shares, abs=3e-3)
+        assert {name: float(found[name].mean[place]) for name in shares} == pytest.approx(shares, abs=3e-3)
 
 
 @in_precision("bfloat16")

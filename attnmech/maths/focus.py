@@ -255,9 +255,10 @@ class FocusRows:
         return self.defined.count.clamp_min(2).to(self.measures.entropy.dtype).log()[:, None]
 
 
-STATISTICS: Final = Statistics(
-    RowStatistic(
-        name="self_top",
+class FocusStatistics:
+    """What attention does on each row."""
+
+    self_top = RowStatistic(
         short="itself on top",
         printed=True,
         meaning="Share of rows whose highest key is the token itself: figure 4.",
@@ -265,9 +266,8 @@ STATISTICS: Final = Statistics(
         unit="share",
         defined=lambda seen: seen.choice & seen.itself,
         value=lambda rows: rows.highest(rows.place),
-    ),
-    RowStatistic(
-        name="first_top",
+    )
+    first_top = RowStatistic(
         short="first on top",
         printed=True,
         meaning="Share of rows whose highest key is the first token: figure 5.",
@@ -275,9 +275,8 @@ STATISTICS: Final = Statistics(
         unit="share",
         defined=lambda seen: seen.choice & seen.first,
         value=lambda rows: rows.highest(rows.first),
-    ),
-    RowStatistic(
-        name="previous_top",
+    )
+    previous_top = RowStatistic(
         short="previous on top",
         printed=True,
         meaning="Share of rows whose highest key is the previous token.",
@@ -285,62 +284,54 @@ STATISTICS: Final = Statistics(
         unit="share",
         defined=lambda seen: seen.choice & seen.previous,
         value=lambda rows: rows.highest(rows.before),
-    ),
-    RowStatistic(
-        name="elsewhere_top",
+    )
+    elsewhere_top = RowStatistic(
         meaning="Share of rows whose highest key is another token, among the rows that see another token.",
         label="rows whose highest key<br>is another",
         unit="share",
         defined=lambda seen: seen.others,
         value=lambda rows: rows.elsewhere,
-    ),
-    RowStatistic(
-        name="tied_top",
+    )
+    tied_top = RowStatistic(
         meaning="Share of rows whose two highest keys are equal.",
         label="rows whose two highest<br>keys are equal",
         unit="share",
         defined=lambda seen: seen.choice,
         value=lambda rows: rows.tied,
-    ),
-    RowStatistic(
-        name="self_mass",
+    )
+    self_mass = RowStatistic(
         meaning="Mean probability p_ii of the token itself.",
         label="mean p of<br>the token itself",
         defined=lambda seen: seen.itself,
         value=lambda rows: rows.measures.masses[1],
-    ),
-    RowStatistic(
-        name="first_mass",
+    )
+    first_mass = RowStatistic(
         meaning="Mean probability of the first token, on rows that see it.",
         label="mean p of<br>the first token",
         defined=lambda seen: seen.first,
         value=lambda rows: rows.measures.masses[0],
-    ),
-    RowStatistic(
-        name="previous_mass",
+    )
+    previous_mass = RowStatistic(
         meaning="Mean probability of the previous token.",
         label="mean p of<br>the token before",
         defined=lambda seen: seen.previous,
         value=lambda rows: rows.measures.masses[2],
-    ),
-    RowStatistic(
-        name="last_mass",
+    )
+    last_mass = RowStatistic(
         meaning="Mean total probability of the last `last` keys, on rows that see further keys.",
         label="mean total p<br>of the last keys",
         defined=lambda seen: seen.beyond,
         value=lambda rows: rows.measures.masses[3],
-    ),
-    RowStatistic(
-        name="concentration",
+    )
+    concentration = RowStatistic(
         short="p(1) − p(2)",
         printed=True,
         meaning="Mean of p(1) − p(2), the two highest probabilities: figure 6.",
         label="mean of p(1) − p(2)",
         defined=lambda seen: seen.choice,
         value=lambda rows: rows.measures.first - rows.measures.second,
-    ),
-    RowStatistic(
-        name="entropy",
+    )
+    entropy = RowStatistic(
         printed=True,
         meaning="Mean of −Σ_j p_ij ln p_ij, in nats.",
         label="mean entropy",
@@ -348,16 +339,14 @@ STATISTICS: Final = Statistics(
         bounds=(0.0, math.inf),
         defined=lambda seen: seen.real & (seen.count > 0),
         value=lambda rows: rows.measures.entropy,
-    ),
-    RowStatistic(
-        name="normalised_entropy",
+    )
+    normalised_entropy = RowStatistic(
         meaning="Mean of entropy / ln(number of keys seen): 1 where attention is uniform.",
         label="mean entropy /<br>ln(keys seen)",
         defined=lambda seen: seen.choice,
         value=lambda rows: rows.measures.entropy / rows.log_count,
-    ),
-    RowStatistic(
-        name="distance",
+    )
+    distance = RowStatistic(
         printed=True,
         meaning="Mean of Σ_j p_ij |i − j|, in tokens.",
         label="mean distance",
@@ -365,8 +354,10 @@ STATISTICS: Final = Statistics(
         bounds=(0.0, math.inf),
         defined=lambda seen: seen.apart,
         value=lambda rows: rows.measures.distance,
-    ),
-)
+    )
+
+
+STATISTICS: Final = Statistics(FocusStatistics, RowStatistic)
 """The statistics of every row, in the order of the axis `statistic`."""
 
 

@@ -88,6 +88,11 @@ class TextMeans:
         """R; NaN if no text counts."""
         return self.above.sum(dim=-1) / self.below.sum(dim=-1)
 
+    @property
+    def per_text(self) -> Float[Tensor, "*place text"]:
+        """y_t / n_t, the value on each text; NaN for texts that do not count."""
+        return torch.where(self._there, self.above / self.below, torch.nan)
+
     @cached_property
     def _there(self) -> Bool[Tensor, "*place text"]:
         """Whether a text counts for a quantity."""

@@ -1,17 +1,26 @@
-"""Declares a statistic by layer and head in one place: formula, names, unit, bounds and meaning."""
+"""Declares a statistic by layer and head in one place: formula, name, unit, bounds and meaning."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """A number for each head or each layer, usually a mean over rows."""
+    """A number for each head or each layer, usually a mean over rows, declared in the body of a class.
 
-    name: str
+    In a result, the attribute is the statistic's value: a tensor.
+
+    >>> class Sizes:
+    ...     distance = Statistic(meaning="Mean distance.", label="mean distance", unit="tokens")
+    >>> Sizes.distance.name, Sizes.distance.axis
+    ('distance', 'mean distance, tokens')
+    """
+
+    name: str = ""
+    """The name of the attribute."""
     meaning: str
     """The sentence that documents the statistic."""
     label: str = ""
@@ -21,8 +30,26 @@ class Statistic:
     unit: str = ""
     printed: bool = False
     """Whether the command line prints its column; files have all columns."""
+    tested: bool = False
+    """Whether it is compared with 0: a table then says where its sign and its size are clear."""
+    axes: str = ""
+    """The axes of its tensors, if the table does not show them."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """The least and the largest possible mean; intervals are clamped to them."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "__doc__", self.meaning)
+
+    @overload
+    def __get__(self, result: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, result: object, owner: type) -> Tensor: ...
+
+    def __get__(self, result: Any, owner: type) -> "Self | Tensor":
+        """The declaration or, in a result, its value."""
+        return self if result is None else result._value_of(self.name)
 
     @property
     def title(self) -> str:
@@ -31,11 +58,7 @@ class Statistic:
 
     @property
     def axis(self) -> str:
-        """The label of its scale, with the unit.
-
-        >>> Statistic(name="distance", meaning="Mean distance.", label="mean distance", unit="tokens").axis
-        'mean distance, tokens'
-        """
+        """The label of its scale, with the unit."""
         label = self.label or self.name.replace("_", " ")
         return f"{label}, {self.unit}" if self.unit else label
 
@@ -52,15 +75,19 @@ Kind = TypeVar("Kind", bound=Statistic)
 
 
 class Statistics(dict[str, Kind], Generic[Kind]):
-    """Statistics by name, in the order of the axis `statistic`.
+    """The statistics of one kind that a class declares, by name, in the order of the axis `statistic`.
 
-    >>> both = Statistics(Statistic(name="first", meaning="…"), Statistic(name="second", meaning="…"))
+    >>> class Both:
+    ...     first = Statistic(meaning="…")
+    ...     second = Statistic(meaning="…")
+    >>> both = Statistics(Both, Statistic)
     >>> list(both), both.place("second")
     (['first', 'second'], 1)
     """
 
-    def __init__(self, *statistics: Kind) -> None:
-        super().__init__({statistic.name: statistic for statistic in statistics})
+    def __init__(self, declared: type, kind: type[Kind]) -> None:
+        members = {name: member for base in reversed(declared.__mro__) for name, member in vars(base).items()}
+        super().__init__({name: member for name, member in members.items() if isinstance(member, kind)})
 
     def place(self, name: str) -> int:
         """The index of a statistic along the axis."""
@@ -70,32 +97,3 @@ class Statistics(dict[str, Kind], Generic[Kind]):
     def printed(self) -> Iterable[Kind]:
         """The statistics that the command line prints."""
         return [statistic for statistic in self.values() if statistic.printed]
-
-
-class WithStatistics:
-    """A result with a property for each of its `STATISTICS`."""
-
-    STATISTICS: ClassVar[Statistics[Any]]
-    """The statistics, in the order of the axis `statistic`."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for statistic in vars(cls).get("STATISTICS", {}).values():
-            setattr(cls, statistic.name, _property_of(statistic))
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Tensor:
-            """A statistic by its name."""
-
-    def _value_of(self, statistic: str) -> Tensor:
-        """The statistic of every head, or of every layer."""
-        raise NotImplementedError
-
-
-def _property_of(statistic: Statistic) -> property:
-    def value(self: WithStatistics) -> Tensor:
-        return self._value_of(statistic.name)
-
-    value.__name__, value.__doc__ = statistic.name, statistic.meaning
-    return property(value)

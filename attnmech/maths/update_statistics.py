@@ -148,80 +148,75 @@ class UpdateRows:
         return (self.rows.key == self.rows.begins[:, None, None]) & ~self.at_self
 
 
-STATISTICS: Final = Statistics(
-    RowStatistic(
-        name="magnitude",
+class UpdateStatistics:
+    """What a head writes on each row, compared with the stream."""
+
+    magnitude = RowStatistic(
         label="mean ‖u‖ / ‖x‖",
         short="update magnitude",
         meaning="Mean of ‖u‖ / ‖x‖, the update at each row relative to the stream there: figure 7.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real,
         value=lambda rows: rows.magnitude,
-    ),
-    RowStatistic(
-        name="orientation",
+    )
+    orientation = RowStatistic(
         label="mean cos(u, x)",
         short="update orientation",
         meaning="Mean of cos(u, x), negative where the head removes part of the stream: figure 8.",
         bounds=(-1.0, 1.0),
         defined=lambda rows: rows.real & (rows.written.norm > 0),
         value=lambda rows: rows.orientation,
-    ),
-    RowStatistic(
-        name="along",
+    )
+    along = RowStatistic(
         label="mean u·x / ‖x‖²",
         meaning="Mean of the update's signed component along the stream, u·x / ‖x‖².",
         bounds=(-math.inf, math.inf),
         defined=lambda rows: rows.real,
         value=lambda rows: rows.magnitude * rows.orientation,
-    ),
-    RowStatistic(
-        name="across",
+    )
+    across = RowStatistic(
         label="mean ‖u across x‖ / ‖x‖",
         meaning="Mean size of the update's component orthogonal to the stream, in units of ‖x‖.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real,
         value=lambda rows: rows.magnitude * (1 - rows.orientation**2).clamp_min(0).sqrt(),
-    ),
-    RowStatistic(
-        name="target_magnitude",
+    )
+    target_magnitude = RowStatistic(
         label="mean ‖u‖ / ‖x‖ at the highest key",
         meaning="Mean of ‖v_j W_O‖ / ‖x_j‖ for the key j that each row attends to most.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real & rows.target.compared,
         value=lambda rows: rows.target.magnitude,
-    ),
-    RowStatistic(
-        name="target_orientation",
+    )
+    target_orientation = RowStatistic(
         label="mean cos(u, x) at the highest key",
         meaning="Mean of cos(v_j W_O, x_j) for the key j that each row attends to most.",
         bounds=(-1.0, 1.0),
         defined=lambda rows: rows.real & rows.target.directed,
         value=lambda rows: rows.target.orientation,
-    ),
-    RowStatistic(
-        name="magnitude_at_self",
+    )
+    magnitude_at_self = RowStatistic(
         label="mean ‖u‖ / ‖x‖ where the<br>token itself is highest",
         meaning="Mean magnitude on rows that attend most to their own token.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & rows.at_self,
         value=lambda rows: rows.magnitude,
-    ),
-    RowStatistic(
-        name="magnitude_at_first",
+    )
+    magnitude_at_first = RowStatistic(
         label="mean ‖u‖ / ‖x‖ where the<br>first token is highest",
         meaning="Mean magnitude on rows that attend most to the first token: figure 10 claims that it is small.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & rows.at_first,
         value=lambda rows: rows.magnitude,
-    ),
-    RowStatistic(
-        name="magnitude_elsewhere",
+    )
+    magnitude_elsewhere = RowStatistic(
         label="mean ‖u‖ / ‖x‖ where<br>another key is highest",
         meaning="Mean magnitude on rows that attend most to any other key.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & ~rows.at_first & ~rows.at_self,
         value=lambda rows: rows.magnitude,
-    ),
-)
+    )
+
+
+STATISTICS: Final = Statistics(UpdateStatistics, RowStatistic)
 """The statistics of every head, row by row, in the order of the axis `statistic`."""

@@ -163,9 +163,8 @@ class HeadFacts(ABC):
 
     def _mean(self, result: RowMeans, statistic: str, name: str, label: str, group: str) -> HeadNumber:
         """A mean over rows, with its interval over texts."""
-        ends = result.interval(statistic)
-        low_high = None if ends is None else (self._array(ends[0]), self._array(ends[1]))
-        return HeadNumber(name, label, group, self._array(result.mean(statistic)), ends=low_high)
+        low, high = map(self._array, result[statistic].interval())
+        return HeadNumber(name, label, group, self._array(result[statistic].mean), ends=(low, high))
 
     def _array(self, values: torch.Tensor) -> Float[np.ndarray, "layer head"]:
         return values[list(self.layers)].double().numpy()

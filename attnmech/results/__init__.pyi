@@ -45,6 +45,7 @@ from ..pages.atlas.result import Atlas as Atlas
 from ..pages.result import Report as Report
 from ..runs.effects import HeadEffects as HeadEffects
 from .mean_qk import MeanQK as MeanQK
+from .quantity import Quantity as Quantity
 from .result import PagedResult as PagedResult
 from .result import Result as Result
-from .result import TextResult as TextResult
+from .table import TextResult as TextResult

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AttnmechError, InputError
+from ..maths.statistic import Statistic
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -27,7 +28,10 @@ def dataset_of(result: Any) -> "xr.Dataset":
     lengths: dict[str, int] = {}
     variables: dict[str, Any] = {}
     unnamed = set()
+    statistics = getattr(result, "STATISTICS", {})
+    main = statistics[result.MAIN].axes if hasattr(result, "MAIN") else "*place"
     for name, tensor, written in _tensors(result):
+        written = written.replace("*place", main)
         axes = _axes(written.replace("place", "head") if "head" in frame else written, tensor)
         if axes is None:
             unnamed.add(name)
@@ -62,7 +66,7 @@ def _tensors(result: Any) -> Iterator[tuple[str, Tensor, str]]:
     for name in sorted({*hints, *(name for base in kind.__mro__ for name in vars(base))}):
         member = inspect.getattr_static(kind, name, None)
         hint = get_type_hints(member.fget).get("return") if isinstance(member, property) else hints.get(name)
-        axes = getattr(hint, "dim_str", None)
+        axes = member.axes or None if isinstance(member, Statistic) else getattr(hint, "dim_str", None)
         if name.startswith("_") or axes is None:
             continue
         try:

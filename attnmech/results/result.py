@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -10,13 +9,13 @@ import pandas as pd
 from torch import Tensor
 
 from ..basics.fields import check_fields
-from ..basics.nouns import counted
 from ..basics.public import check_methods
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
 from ..draw.html_file import WritesHtml, returns_page
 from ..draw.section import Section
 from ..draw.text import html_text
 from ..errors import InputError
+from ..maths.statistic import Statistic, Statistics
 from .codec import packed, unpacked
 from .dataset import dataset_of
 from .figure_file import SavesFigures
@@ -127,8 +126,15 @@ class Result(SavesFigures, ABC):
 class PagedResult(WritesHtml, Result):
     """A result with its own page: figures, a table, and one sentence that the numbers support."""
 
+    STATISTICS: ClassVar[Statistics[Statistic]]
+    """The statistics that the class declares, in the order of the axis `statistic`."""
+
     _is_about_heads: ClassVar[bool] = True
     """Whether `by_head` has rows of heads, not of pairs or steps."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.STATISTICS = Statistics(cls, Statistic)
 
     @property
     @abstractmethod
@@ -170,7 +176,7 @@ class PagedResult(WritesHtml, Result):
     @property
     def _labels(self) -> Mapping[str, str]:
         """The labels of numbers, with their units, by the columns of `by_head`."""
-        return {name: statistic.axis for name, statistic in getattr(self, "STATISTICS", {}).items()}
+        return {name: statistic.axis for name, statistic in self.STATISTICS.items()}
 
     @property
     def _letters(self) -> Mapping[str, tuple[str, str]]:
@@ -201,118 +207,6 @@ class PagedResult(WritesHtml, Result):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.lead})"
-
-
-@dataclass(frozen=True, repr=False)
-class TextResult(PagedResult):
-    """A result measured over texts; two of the same kind can be subtracted."""
-
-    parts: "tuple[Self, Self] | None" = field(default=None, kw_only=True, metadata={"saved": False})
-    """The two results of a difference `one - other`; None for a measured result."""
-
-    def _measured(self) -> "Sequence[Self]":
-        return (self,) if self.parts is None else self.parts
-
-    def __sub__(self, other: Any) -> Self:
-        """Subtracts another result of the same kind: for another model, checkpoint or text, or under hooks.
-
-        >>> change = am.ablate_heads(tuned, texts) - am.ablate_heads(base, texts)       # doctest: +SKIP
-        >>> change.effect, change.interval()                                            # doctest: +SKIP
-
-        The difference is a result of the same kind: its numbers are those of the first minus those of the second, head
-        by head, NaN where only one of them has a number. If both results are on the same texts (the same token ids, or
-        the same shards of a corpus), texts are paired: differences are taken text by text, over the texts that both
-        have, and intervals are those of the paired differences. On different texts, intervals are NaN. `parts` holds
-        the two results.
-
-        Raises `InputError` if the two results do not measure the same thing: if their kinds, metrics, methods or
-        options differ, if their models have different numbers of layers or heads, or if one is a difference already.
-        """
-        kind = type(self).__name__
-        if type(other) is not type(self):
-            raise InputError(f"only another {kind} can be subtracted from a {kind}; got {type(other).__name__}.")
-        if self.parts is not None or other.parts is not None:
-            raise InputError("a difference cannot be subtracted again; subtract two measured results.")
-        for name, mine in self._comparable().items():
-            yours = other._comparable().get(name)
-            if mine != yours:
-                raise InputError(
-                    f"to be subtracted, two results must have the same {name}; got {mine!r} and {yours!r}. Measure "
-                    "both in the same way."
-                )
-        difference = self._minus(other, self.provenance.same_texts(other.provenance))
-        origin: dict[str, Any] = {"provenance": self.provenance.minus(other.provenance)}
-        return replace(difference, parts=(self, other), **origin)
-
-    @property
-    def _two(self) -> tuple[Self, Self]:
-        """The two results of a difference."""
-        assert self.parts is not None
-        return self.parts
-
-    @property
-    def _labels(self) -> Mapping[str, str]:
-        labels = super()._labels
-        return labels if self.parts is None else {name: f"difference: {label}" for name, label in labels.items()}
-
-    @property
-    def paired(self) -> bool:
-        """Whether this is a text-by-text difference of two results on the same texts."""
-        return self.parts is not None and self.parts[0].provenance.same_texts(self.parts[1].provenance)
-
-    @abstractmethod
-    def _comparable(self) -> dict[str, Any]:
-        """The properties that another result must share with this one to be subtracted, by name."""
-
-    @abstractmethod
-    def _minus(self, other: Self, paired: bool) -> Self:
-        """The numbers of the difference."""
-
-    @property
-    @abstractmethod
-    def _n_texts(self) -> int:
-        """The number of texts on which the result was measured."""
-
-    @property
-    def _n_distinct(self) -> int:
-        """The number of texts if copies count once."""
-        return self.provenance.distinct(self._n_texts)
-
-    @property
-    def _texts(self) -> str:
-        """The number of texts, in words."""
-        measured = (self,) if self.parts is None or self.paired else self.parts
-        return " against ".join(counted(part._n_texts, part._n_distinct) for part in measured)
-
-    @property
-    def _opening(self) -> str:
-        """The beginning of a sentence about a difference; empty for a measured result."""
-        if self.parts is None:
-            return ""
-        one, other = (part.provenance for part in self.parts)
-        return f"Difference of two results ({one.versus(other)}): "
-
-    @property
-    def _heading(self) -> str:
-        return self._title if self.parts is None else f"Difference: {self._title}"
-
-    def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        if self.parts is None:
-            return super()._written()
-        written = [part._written() for part in self.parts]
-        tensors = {f"{place} {name}": x for place, (own, _) in enumerate(written) for name, x in own.items()}
-        return tensors, {"difference": [facts for _, facts in written]}
-
-    @classmethod
-    def _read(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
-        if "difference" not in header:
-            return super()._read(tensors, header)
-        parts = []
-        for place, own in enumerate(header["difference"]):
-            beginning = f"{place} "
-            named = {name.removeprefix(beginning): x for name, x in tensors.items() if name.startswith(beginning)}
-            parts.append(cls._read(named, own))
-        return parts[0] - parts[1]
 
 
 def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

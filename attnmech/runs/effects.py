@@ -1,30 +1,30 @@
 """Holds the result of a sweep: the change of a metric, head by head or place by place, with intervals over texts."""
 
+import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..basics.arguments import whole_number
 from ..basics.fields import check_layers
 from ..basics.messages import capitalised
 from ..draw.chart import at_head
-from ..draw.head_maps import effect_map
 from ..draw.section import Section
 from ..errors import InputError
 from ..interventions import Head
 from ..maths.intervals import TextMeans
+from ..maths.statistic import Statistic
 from ..model.run.hooked import HookedModel
 from ..results.by_layer import by_layer, subtracted
-from ..results.over_texts import OverTexts
 from ..results.provenance import Provenance
-from ..results.result import TextResult
-from .claims import PALE, for_map, interval_note, largest_of
+from ..results.quantity import Places
+from ..results.sentences import PALE
+from ..results.table import TextResult
 from .sweep import Swept
 
 
@@ -38,15 +38,101 @@ def unit_of(metric: str) -> str:
 _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "replaced by their values in another text"}
 
 
-def strongest_of(frame: pd.DataFrame, count: int) -> pd.DataFrame:
-    """The rows with the largest effects of either sign, clear effects first."""
-    count = whole_number("count", count, least=1)
-    keys = frame.assign(unclear=~frame["clear"], size=-frame["effect"].abs())
-    return frame.loc[keys.sort_values(["unclear", "size"]).index].head(count).reset_index(drop=True)
+@dataclass(frozen=True, repr=False)
+class Changes(TextResult):
+    """How a metric changes under each of several changes to the model; the main statistic is a change."""
+
+    metric: str
+    before: Float[Tensor, " text"]
+    """The metric on each text, with nothing changed."""
+    tokens: tuple[tuple[str, ...], ...]
+    provenance: Provenance
+
+    @property
+    def texts(self) -> Int[Tensor, "*place"]:
+        """The number of texts behind each mean; for an unpaired difference, the smaller of the two numbers."""
+        if self.parts is None or self.paired:
+            return (~self._main.per_text.isnan()).sum(dim=-1)
+        one, other = (part.texts[rows] for part, rows in self._parts_in_rows())
+        return torch.minimum(one, other)
+
+    def _parts_in_rows(self) -> Sequence[tuple[Self, Any]]:
+        """The two results of a difference, each with the indices of the places that the difference has."""
+        return [(part, slice(None)) for part in self._two]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was measured on every text; False if the sweep was interrupted."""
+        return not bool(self._main.per_text[self._places.index].isnan().any())
+
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        return {"texts": self.texts}
+
+    def _label_of(self, name: str) -> str:
+        return f"change ({unit_of(self.metric)})"
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        what = (
+            self.MAIN
+            if self.parts is None
+            else "difference"
+            if self.MAIN == "effect"
+            else f"difference of {self.MAIN}s"
+        )
+        largest = self._largest(self.MAIN, unit=unit_of(self.metric), what=what)
+        part = "" if self.complete else "; stopped early, incomplete"
+        return capitalised(f"{self._about}: {largest}{part}{self._remark}.")
+
+    @property
+    @abstractmethod
+    def _about(self) -> str:
+        """What was changed, and on which texts: the beginning of the lead."""
+
+    @property
+    def _remark(self) -> str:
+        """The end of the lead."""
+        return ""
+
+    @property
+    def _n_texts(self) -> int:
+        return len(self.before)
+
+    def _comparable(self) -> dict[str, Any]:
+        asked = {name: self.provenance.options.get(name) for name in ("later", "positions")}
+        return {"metric": self.metric, **asked}
+
+
+class OneEffect(Changes):
+    """The metric after each change minus the metric before."""
+
+    MAIN = "effect"
+    effect = Statistic(
+        meaning="The mean effect over the measured texts; NaN if there are none.",
+        tested=True,
+        bounds=(-math.inf, math.inf),
+    )
+
+    after: Float[Tensor, "*place text"]
+
+    @property
+    def per_text(self) -> Float[Tensor, "*place text"]:
+        """The effect on each text."""
+        return self.after - self.before
+
+    def _by_text(self, name: str) -> TextMeans:
+        return TextMeans.of_values(self.per_text)
+
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        after = self.after.nanmean(dim=-1)
+        return {"before": self.before.nanmean().expand(after.shape), "after": after, **super()._further}
 
 
 @dataclass(frozen=True, repr=False)
-class Effects(OverTexts, TextResult):
+class Effects(OneEffect):
     """The change of a metric when one place of a layer is changed: after minus before.
 
     The units are those of the metric: nats for "loss" and "kl", logits for "logit_difference". Intervals are over
@@ -56,14 +142,12 @@ class Effects(OverTexts, TextResult):
 
     PLACE: ClassVar[str]
     """The unit of the second axis: heads, kv heads or positions."""
+    effect = replace(OneEffect.effect, axes="layer place")
 
-    metric: str
     method: str
     """How heads were changed: "zero", "mean", "resample", or the sentence of an intervention."""
     layers: tuple[int, ...]
     """The layers in which something was changed."""
-    before: Float[Tensor, " text"]
-    """The metric on each text, with nothing changed."""
     after: Float[Tensor, "layer place text"]
     """The metric with a single place changed; NaN at places that were not swept, or not reached before the sweep
     stopped.
@@ -72,8 +156,6 @@ class Effects(OverTexts, TextResult):
     """
     swept: Float[Tensor, "layer place"]
     """1 at the places that the sweep was meant to change, else 0."""
-    tokens: tuple[tuple[str, ...], ...]
-    provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -85,86 +167,31 @@ class Effects(OverTexts, TextResult):
         check_layers([self._layer_of_row.index(layer) for layer in self.layers], len(self.after))
 
     @property
-    def per_text(self) -> Float[Tensor, "layer place text"]:
-        """The effect on each text."""
-        return self.after - self.before
-
-    @property
-    def effect(self) -> Float[Tensor, "layer place"]:
-        """The mean effect over the measured texts; NaN if there are none."""
-        return self.per_text.nanmean(dim=-1)
-
-    @property
-    def _measured_values(self) -> Float[Tensor, "layer place text"]:
-        return self.per_text
-
-    @property
     def _layer_of_row(self) -> Sequence[int]:
         """The layers of the axis `layer`."""
         return self.layers
-
-    @property
-    def complete(self) -> bool:
-        """Whether every place was measured on every text; False if the sweep was interrupted."""
-        return not bool(self.after[self.swept.bool()].isnan().any())
-
-    @property
-    def texts(self) -> Int[Tensor, "layer place"]:
-        """The number of texts behind each mean; for an unpaired difference, the smaller of the two numbers."""
-        if self.parts is None or self.paired:
-            return (~self.per_text.isnan()).sum(dim=-1)
-        one, other = (part.texts[rows] for part, rows in self._parts_in_rows())
-        return torch.minimum(one, other)
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
         """The two results of a difference, each with the indices at which it holds the rows of the difference."""
         return [(part, [part._layer_of_row.index(layer) for layer in self._layer_of_row]) for part in self._two]
 
-    def strongest(self, count: int = 10) -> pd.DataFrame:
-        """The rows of `to_frame` with the largest effects of either sign, clear ones first."""
-        return strongest_of(self.to_frame(), count)
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per head (or position) swept.
-
-        Columns: layer, head, effect, effect_low, effect_high, agreeing, clear, clear_size, one_text, before, after,
-        texts. Low and high are the pointwise interval of the effect. `attrs["intervals"]` says what the columns mean,
-        or why there are no intervals.
-        """
-        index, place = self.swept.nonzero().T
-        columns = self._columns("effect") | {
-            "before": self.before.nanmean().expand(self.swept.shape),
-            "after": self.after.nanmean(dim=-1),
-            "texts": self.texts,
-        }
-        frame = pd.DataFrame(
-            {
-                "layer": [self._layer_of_row[row] for row in index.tolist()],
-                self.PLACE.replace(" ", "_"): place.tolist(),
-                **{name: value[index, place].tolist() for name, value in columns.items()},
-            }
+    @property
+    def _places(self) -> Places:
+        rows, place = self.swept.nonzero().T
+        layers = [self._layer_of_row[row] for row in rows.tolist()]
+        return Places(
+            {"layer": layers, self.PLACE.replace(" ", "_"): place.tolist()},
+            (rows, place),
+            lambda at: self._named(self._layer_of_row[at[0]], at[1]),
+            things=f"{self.PLACE}s",
         )
-        frame.attrs["intervals"] = self.note
-        return frame
 
     @property
-    def note(self) -> str:
-        """A note on the intervals, or on why there are none."""
-        return interval_note(self._n_distinct, self._n_texts - self._n_distinct)
+    def _rows_of_map(self) -> tuple[tuple[int, ...], Sequence[int]]:
+        return self.layers, [self._layer_of_row.index(layer) for layer in self.layers]
 
-    def plot(self) -> "go.Figure":
-        """A map of layers × heads (or positions), coloured by the effect, pale where it is not clear; hovering shows
-        intervals.
-        """
-        return self._map(self._means, self._labels["effect"])
-
-    def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
-        rows = [self._layer_of_row.index(layer) for layer in self.layers]
-        return effect_map(**for_map(means, rows), layers=self.layers, label=label, columns=self.PLACE, tokens=tokens)
-
-    @property
-    def _labels(self) -> Mapping[str, str]:
-        return {"effect": f"change ({unit_of(self.metric)})"}
+    def _map(self, name: str, layer: int | None = None, head: int | None = None, **look: Any) -> "go.Figure":
+        return super()._map(name, layer, head, columns=self.PLACE, **look)
 
     @property
     def _title(self) -> str:
@@ -175,20 +202,6 @@ class Effects(OverTexts, TextResult):
         return [Section("Effects", reading, {"effects": self.plot()}, "effects.plot()")]
 
     @property
-    def lead(self) -> str:
-        """The one sentence that the numbers support."""
-        largest = largest_of(
-            self,
-            self._means,
-            lambda place: self._named(self._layer_of_row[place[0]], place[1]),
-            things=f"{self.PLACE}s",
-            unit=unit_of(self.metric),
-            what="effect" if self.parts is None else "difference",
-        )
-        part = "" if self.complete else "; stopped early, incomplete"
-        return capitalised(f"{self._about}: {largest}{part}.")
-
-    @property
     def _about(self) -> str:
         by_intervention = " each head" in self.method
         done = f"changed ({self.method})" if by_intervention else _DONE.get(self.method, self.method.replace("_", " "))
@@ -196,17 +209,12 @@ class Effects(OverTexts, TextResult):
         places = f"{count} {self.PLACE}{'' if count == 1 else 's'}"
         return f"{self._opening}{places} {done}{'' if count == 1 else ', one at a time'}, on {self._texts}"
 
-    @property
-    def _n_texts(self) -> int:
-        return len(self.before)
-
     def _named(self, layer: int, place: int) -> str:
         return f"{self.PLACE} {place} of layer {layer}"
 
     def _comparable(self) -> dict[str, Any]:
-        asked = {name: self.provenance.options.get(name) for name in ("later", "positions")}
         places = {f"number of {self.PLACE}s": self.swept.shape[1]}
-        return {"metric": self.metric, "method": self.method, **places, **asked}
+        return super()._comparable() | {"method": self.method, **places}
 
     def _minus(self, other: Self, paired: bool) -> Self:
         rows = [layer for layer in self._layer_of_row if layer in other._layer_of_row]
@@ -270,15 +278,10 @@ class HeadEffects(Effects):
             call=f"{call}.plot()",
         )
 
-    def to_frame(self) -> pd.DataFrame:
-        """The columns of every sweep, plus draw_spread if several donors were drawn for each text."""
-        frame = super().to_frame()
-        if self.draw_spread is None:
-            return frame
-        index, place = self.swept.nonzero().T
-        with_spread = frame.assign(draw_spread=self.draw_spread[index, place].numpy())
-        with_spread.attrs = frame.attrs
-        return with_spread
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        spread = {} if self.draw_spread is None else {"draw_spread": self.draw_spread}
+        return {**super()._further, **spread}
 
     @property
     def _layer_of_row(self) -> Sequence[int]:

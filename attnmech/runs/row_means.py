@@ -11,26 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
-import pandas as pd
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..basics.arguments import dense, flag, index_of, member, option, shown
+from ..basics.arguments import dense, flag, option, shown
 from ..basics.fields import check_entries, check_layers, check_rows
-from ..draw.chart import at_head
-from ..draw.head_maps import effect_map
 from ..draw.section import Section
 from ..errors import InputError, MissingPointError
-from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
-from ..maths.statistic import WithStatistics
+from ..maths.intervals import TextMeans, difference
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..results.by_layer import by_layer, shared_layers
-from ..results.over_texts import clarity_of
 from ..results.provenance import Provenance
-from ..results.result import TextResult
-from .claims import for_map, interval_note, largest_of
+from ..results.quantity import Places
+from ..results.table import TextResult
 from .groups import by_group, distinct_texts, joined
 from .reducer import Run, Source, State
 from .states import on_cpu
@@ -71,7 +65,7 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class RowMeans(WithStatistics, TextResult):
+class RowMeans(TextResult):
     """Statistics of the rows of some texts: their means, intervals and, for texts run together, every row.
 
     `state` holds "sums" `[statistic class layer head group]` and "counts" `[statistic class layer #head group]`, where
@@ -177,74 +171,9 @@ class RowMeans(WithStatistics, TextResult):
         options = {name: value for name, value in self.provenance.options.items() if name not in ("shard", "corpus")}
         return type(self), self.layers, self.chosen, json.dumps(options, sort_keys=True, default=str)
 
-    def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
-        """The mean of a statistic over the rows that count and on which it is defined; NaN if there are none."""
-        return self._by_layer(self._means(statistic).mean)
-
-    def _value_of(self, statistic: str) -> Float[Tensor, "layer head"]:
-        return self.mean(statistic)
-
-    def interval(
-        self, statistic: str, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
-        """Low and high end of the pointwise t interval over texts for each head; None for fewer than five texts.
-
-        For a difference, the interval of the paired differences; NaN if the two results are on different texts.
-        """
-        return self._ends(statistic, self._means(statistic).interval(level))
-
-    def simultaneous(
-        self, statistic: str, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
-        """Simultaneous intervals: they hold for all heads together, and therefore also for a head picked afterwards.
-
-        Source: `attnmech.maths.intervals`, studentised max-T, with heavy-tailed heads in a separate group.
-        """
-        return self._ends(statistic, self._means(statistic).simultaneous(checked_level(level)))
-
-    def clear(self, statistic: str) -> Bool[Tensor, "layer head"]:
-        """In a difference, whether the two results differ: more texts than chance allows have the sign of the mean.
-
-        Decided by an exact sign test at 5 %, corrected for all heads by Holm's procedure. Source:
-        `attnmech.maths.intervals`.
-        """
-        return self._clarity(statistic)["clear"].bool()
-
-    def clear_size(self, statistic: str) -> Bool[Tensor, "layer head"]:
-        """Whether the simultaneous 95 % interval excludes 0, and no single text dominates (`one_text`)."""
-        return self._clarity(statistic)["clear_size"].bool()
-
-    def one_text(self, statistic: str) -> Bool[Tensor, "layer head"]:
-        """Whether one text, or group of texts, carries more than half of Σ |value|; intervals are then too narrow."""
-        return self._clarity(statistic)["one_text"].bool()
-
-    def _clarity(self, statistic: str) -> dict[str, Int[Tensor, "layer head"]]:
-        flags = clarity_of(self._means(statistic))
-        return {name: self._by_layer(flag.double()).nan_to_num(0.0).long() for name, flag in flags.items()}
-
-    def _ends(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
-        if not self.has_intervals:
-            return None
-        lowest, highest = self.STATISTICS[statistic].bounds
-        low, high = (end if self.parts is not None else end.clamp(lowest, highest) for end in ends)
-        return self._by_layer(low), self._by_layer(high)
-
-    @property
-    def has_intervals(self) -> bool:
-        """Whether there are enough texts for intervals."""
-        return self._n_groups >= LEAST_TEXTS
-
-    @property
-    def _n_groups(self) -> int:
-        """The number of texts, or groups of texts, from which intervals are computed."""
-        return min(
-            result.provenance.distinct(len(result.state["groups"])) if "groups" in result.state else 1
-            for result in self._measured()
-        )
-
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic for each row; NaN where it is not defined."""
-        place = self._place(statistic)
+        place = self.STATISTICS.place(option("statistic", statistic, self.STATISTICS))
         if self.parts is not None:
             if not self.paired:
                 raise MissingPointError(
@@ -294,22 +223,22 @@ class RowMeans(WithStatistics, TextResult):
         """The two results of a difference, each with the indices of the difference's layers in its state."""
         return [(part, [part.layers.index(layer) for layer in self.layers]) for part in self._two]
 
-    def _means(self, statistic: str) -> TextMeans:
-        """The means of a statistic over distinct texts, `[layer head]`, for the layers measured."""
-        return self._by_group(statistic).merged(self.provenance.copies)
-
-    def _by_group(self, statistic: str) -> TextMeans:
+    def _by_text(self, name: str) -> TextMeans:
         """The means over all texts that run together, copies included, or over groups of a corpus."""
-        place = self._place(statistic)
+        place = self.STATISTICS.place(name)
         if self.parts is not None:
-            one, other = (part._by_group(statistic).at(rows) for part, rows in self._parts_in_rows())
+            one, other = (part._by_text(name).at(rows) for part, rows in self._parts_in_rows())
             shared = self._shared_groups()
             if shared is None:
                 return TextMeans.of_values((one.mean - other.mean)[..., None])
             return difference(*(of_groups(means, places) for means, places in zip((one, other), shared, strict=True)))
-        chosen = [ROW_CLASSES.index(name) for name in self.chosen]
-        sums, counts = (self.state[name][place][chosen].sum(dim=0) for name in ("sums", "counts"))
+        chosen = [ROW_CLASSES.index(row_class) for row_class in self.chosen]
+        sums, counts = (self.state[entry][place][chosen].sum(dim=0) for entry in ("sums", "counts"))
         return TextMeans.of_ratio(sums, counts)
+
+    @property
+    def _places(self) -> Places:
+        return Places.of_heads(self.layers, self._measured()[0].state["sums"].shape[3], self.n_layers)
 
     def _shared_groups(self) -> tuple[list[int], list[int]] | None:
         """The indices, in each part of a difference, of the groups of texts that both parts have; None if groups do not
@@ -326,9 +255,6 @@ class RowMeans(WithStatistics, TextResult):
         _, *places = np.intersect1d(one["groups"].numpy(), other["groups"].numpy(), return_indices=True)
         return (places[0].tolist(), places[1].tolist()) if len(places[0]) else None
 
-    def _place(self, statistic: str) -> int:
-        return self.STATISTICS.place(option("statistic", statistic, self.STATISTICS))
-
     def _row(self, name: str) -> Tensor:
         return self._kept(name, "rows are kept for texts that are run together (a string or a list), not for a corpus")
 
@@ -343,34 +269,6 @@ class RowMeans(WithStatistics, TextResult):
         if name not in self.state:
             raise MissingPointError(f"`{name}` is unavailable: {why}.")
         return self.state[name]
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, every statistic, and its `_low` and `_high` if it has an interval.
-
-        A difference also has `_agreeing`, the number of texts with the sign of the mean; `_clear` and `_clear_size`,
-        whether the two results differ at that head; and `_one_text`, whether one text carries more than half of the sum
-        of sizes.
-        """
-        columns: dict[str, Tensor] = {}
-        for name in self.STATISTICS:
-            columns[name] = self.mean(name)
-            ends = self.interval(name)
-            if ends is not None:
-                columns[f"{name}_low"], columns[f"{name}_high"] = ends
-                if self.parts is not None:
-                    flags = self._clarity(name)
-                    columns |= {f"{name}_agreeing": flags.pop("agreeing")}
-                    columns |= {f"{name}_{flag}": value.bool() for flag, value in flags.items()}
-        heads, rows = next(iter(columns.values())).shape[1], list(self.layers)
-        frame = pd.DataFrame(
-            {
-                "layer": [layer for layer in rows for _ in range(heads)],
-                "head": [head for _ in rows for head in range(heads)],
-                **{name: value[rows].flatten().tolist() for name, value in columns.items()},
-            }
-        )
-        frame.attrs["intervals"] = interval_note(self._n_groups, self._n_texts - self._n_distinct)
-        return frame
 
     def _comparable(self) -> dict[str, Any]:
         options = self.provenance.options
@@ -392,31 +290,6 @@ class RowMeans(WithStatistics, TextResult):
             tokens=self.tokens if self.tokens == other.tokens else (),
         )
 
-    def _map(self, statistic: str, label: str) -> "go.Figure":
-        """A map of layers × heads, coloured by a statistic; hovering shows intervals."""
-        shown = for_map(self._means(statistic), range(len(self.layers)))
-        if self.parts is None and self.STATISTICS[statistic].bounds[0] >= 0:
-            # All numbers are above 0, so whether they are clear says nothing.
-            shown |= {"clear": None, "signed": False}
-        return effect_map(**shown, layers=self.layers, label=label)
-
-    def _statistic_map(self, statistic: str, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Any statistic as a map of layers × heads, with a frame around one head if `layer` and `head` name it."""
-        if bool(self.mean(statistic).isnan().all()):
-            raise InputError(f'"{statistic}" is not defined on any row of these texts.')
-        figure = (
-            self._difference_map(statistic) if self.parts else self._map(statistic, self.STATISTICS[statistic].axis)
-        )
-        if layer is None or head is None:
-            return figure
-        place = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
-        head = index_of("head", head, self.mean(statistic).shape[1])
-        return at_head(figure, self.layers, self.layers).figure(layer=place, head=head)
-
-    def _difference_map(self, statistic: str) -> "go.Figure":
-        """A map of layers × heads, coloured by the difference of a statistic."""
-        return self._map(statistic, f"difference of {statistic}")
-
     def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
         """A map for each figure; `figures` gives its statistic."""
         reading = (
@@ -427,7 +300,7 @@ class RowMeans(WithStatistics, TextResult):
             Section(
                 f"Difference of {statistic}",
                 reading,
-                {f"difference-{statistic}": self._difference_map(statistic)},
+                {f"difference-{statistic}": self._map(statistic)},
                 f'difference.plot("{name}")',
             )
             for name, statistic in figures.items()
@@ -435,14 +308,9 @@ class RowMeans(WithStatistics, TextResult):
 
     def _difference_lead(self, statistic: str) -> str:
         """The sentence about the head at which a statistic differs most."""
-        largest = largest_of(
-            self,
-            self._means(statistic),
-            lambda place: f"L{self.layers[place[0]]}H{place[1]}",
-            things="heads",
-            what=f"difference of {statistic}",
-            group=max(1.0, self.documents / self._n_groups),
-        )
+        groups = min(len(part.state["groups"]) for part in self._two if "groups" in part.state)
+        group = max(1.0, self._n_distinct / groups)
+        largest = self._largest(statistic, what=f"difference of {statistic}", group=group)
         return f"{self._opening}on {self._texts}, {largest}."
 
     def _sections(self) -> "Sequence[Section]":

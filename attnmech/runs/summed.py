@@ -11,8 +11,12 @@ from torch import Tensor
 from ..basics.arguments import shown
 from ..basics.fields import check_entries, check_layers
 from ..errors import InputError
+from ..maths.intervals import TextMeans
 from ..results.provenance import Provenance
 from ..results.result import PagedResult
+from ..results.sentences import interval_note
+from ..results.table import Table
+from .groups import distinct_texts
 from .reducer import Reducer, Source, State
 
 
@@ -97,3 +101,23 @@ class Summed(PagedResult):
         origin = self.provenance
         options = {name: str(value) for name, value in origin.options.items() if name not in ("shard", "corpus")}
         return self.layers, origin.weights, origin.edits, tuple(sorted(options.items()))
+
+
+class SummedTable(Table, Summed):
+    """A result whose numbers follow from the state of a reducer, and are means over texts at each of its places."""
+
+    def _distinct_means(self, name: str, every: TextMeans) -> TextMeans:
+        return every  # all copies of a text are in one group
+
+    @property
+    def note(self) -> str:
+        """A note on the intervals, or on why there are none."""
+        return interval_note(len(self.state["groups"]), self._n_texts - self._n_distinct, self.SAMPLE)
+
+    @property
+    def _n_texts(self) -> int:
+        return self.documents
+
+    @property
+    def _n_distinct(self) -> int:
+        return distinct_texts(self.state, self.documents)

@@ -26,21 +26,24 @@ from .reducer import HeldLayers, Reducer, Run, State
 from .row_means import closed, sum_of_states
 from .token_types import row_classes
 
-BLOCK_STATISTICS: Final = Statistics(
-    Statistic(
-        name="attn_magnitude",
+
+class BlockStatistics:
+    """What a layer's whole attention and whole MLP write on each row."""
+
+    attn_magnitude = Statistic(
         meaning="Mean of ‖attn_out‖ / ‖x‖, where x is the stream before it.",
         bounds=(0.0, math.inf),
-    ),
-    Statistic(name="attn_orientation", meaning="Mean of cos(attn_out, x).", bounds=(-1.0, 1.0)),
-    Statistic(
-        name="mlp_magnitude",
+    )
+    attn_orientation = Statistic(meaning="Mean of cos(attn_out, x).", bounds=(-1.0, 1.0))
+    mlp_magnitude = Statistic(
         meaning="Mean of ‖mlp_out‖ / ‖x‖, where x is the stream before it.",
         bounds=(0.0, math.inf),
-    ),
-    Statistic(name="mlp_orientation", meaning="Mean of cos(mlp_out, x).", bounds=(-1.0, 1.0)),
-    Statistic(name="cancellation", meaning="Mean of ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write one direction."),
-)
+    )
+    mlp_orientation = Statistic(meaning="Mean of cos(mlp_out, x).", bounds=(-1.0, 1.0))
+    cancellation = Statistic(meaning="Mean of ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write one direction.")
+
+
+BLOCK_STATISTICS: Final = Statistics(BlockStatistics, Statistic)
 """The statistics of a layer's whole attention and whole MLP, row by row."""
 
 

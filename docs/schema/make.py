@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 import attnmech as am
 from attnmech.cli.agents import answers
-from attnmech.results.result import FILE_VERSION, Result, TextResult
+from attnmech.results.result import FILE_VERSION, Result
+from attnmech.results.table import TextResult
 
 FOLDER: Final = Path(__file__).parent
 

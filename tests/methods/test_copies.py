@@ -125,7 +125,7 @@ def test_a_text_in_two_shards_is_one_text(model: am.HookedModel) -> None:
     shards = [am.attention_focus(model, iter(texts), shard=(k, 2)) for k in range(2)]
     whole, once = am.attention_focus(model, iter(texts)), am.attention_focus(model, iter(IDS))
     require_same(whole, shards[1].merged(shards[0]))
-    assert all(map(torch.allclose, whole.interval("entropy"), once.interval("entropy")))
+    assert all(map(torch.allclose, whole["entropy"].interval(), once["entropy"].interval()))
     assert "6 texts are copies" in whole.to_frame().attrs["intervals"]
 
 
@@ -137,7 +137,7 @@ def test_strings_and_padded_ids_are_the_texts_that_they_hold(model: am.HookedMod
     }
     for texts in ([TEXT] * 7, iter([TEXT] * 7)):
         found = am.attention_focus(model, texts)
-        assert found.interval("entropy") is None and "1 text is too few" in found.to_frame().attrs["intervals"]
+        assert found["entropy"].interval()[0].isnan().all() and "1 text is too few" in found.to_frame().attrs["intervals"]
     assert am.attention_focus(model, padded)._n_distinct == 1
     assert am.ablate_heads(model, padded, layers=[0]).provenance.copies == (0, 0)
 

@@ -139,21 +139,21 @@ def test_the_interval_of_an_effect_is_that_of_the_paired_differences() -> None:
 @pytest.mark.parametrize("kind", ["focus", "focus of a corpus"])
 def test_the_interval_of_a_mean_is_that_of_the_paired_differences(kind: str) -> None:
     one, other = result(kind, "hooked"), result(kind, "plain")
-    low, high = (one - other).interval("entropy")
+    low, high = (one - other)["entropy"].interval()
     parts = [result("focus", run).by_row("entropy")[..., 1:].double() for run in ("hooked", "plain")]
     for layer, head in itertools.product(range(3), range(5)):
         sums = [rows[layer, head].nansum(dim=-1).tolist() for rows in parts]
         counts = [(~rows[layer, head].isnan()).sum(dim=-1).tolist() for rows in parts]
         wanted = naive.difference_interval(*zip(sums, counts, strict=True))
         assert (float(low[layer, head]), float(high[layer, head])) == pytest.approx(wanted, rel=1e-4, abs=1e-7)
-    apart = (each.interval("entropy") for each in (one, other))
+    apart = (each["entropy"].interval() for each in (one, other))
     (low_one, _), (_, high_other) = apart
     assert not torch.allclose(low, low_one - high_other)
 
 
 def test_the_interval_of_what_is_recovered() -> None:
     one, other = result("patching heads", "hooked"), result("patching heads", "plain")
-    low, high = (one - other).recovered_interval()
+    low, high = (one - other)["recovered"].interval()
     gaps = [(each.clean - each.before).tolist() for each in (one, other)]
     for layer, head in itertools.product(range(3), range(5)):
         above = [each.per_text[layer, head].tolist() for each in (one, other)]
@@ -213,7 +213,7 @@ def test_shards_of_one_corpus_are_paired_whatever_the_tokens() -> None:
     assert (merged[0] - merged[1]).paired and not (halves[0] - merged[0]).paired
     whole = am.attention_focus(with_bos, iter(texts), bos=True)
     assert (whole - merged[0]).paired and not (whole - halves[0]).paired
-    for ends in zip((whole - merged[0]).interval("entropy"), (whole - results[1]).interval("entropy"), strict=True):
+    for ends in zip((whole - merged[0])["entropy"].interval(), (whole - results[1])["entropy"].interval(), strict=True):
         torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-6)
     assert "merge the results of each corpus, then subtract" in refused(lambda: found.merged(results[0]))
 
@@ -224,7 +224,7 @@ def test_rows_and_other_facts_of_a_difference() -> None:
     torch.testing.assert_close(found.by_row("entropy"), one.by_row("entropy") - other.by_row("entropy"), equal_nan=True)
     first = found.where(first_row=True)
     torch.testing.assert_close(
-        first.mean("self_mass"), one.where(first_row=True).self_mass - other.where(first_row=True).self_mass
+        first["self_mass"].mean, one.where(first_row=True).self_mass - other.where(first_row=True).self_mass
     )
     for ask in (lambda: found.received, lambda: found.top_key, lambda: found.collapse, lambda: found.sink_share(0)):
         with pytest.raises(MissingPointError, match="use its two results, `parts`"):
@@ -238,8 +238,8 @@ def test_rows_and_other_facts_of_a_difference() -> None:
     )
     assert "has the figures" in refused(lambda: updates.plot("magnitude_by_position"))
     torch.testing.assert_close(
-        updates.blocks.mean("cancellation"),
-        result("blocks", "hooked").mean("cancellation") - result("blocks", "plain").mean("cancellation"),
+        updates.blocks["cancellation"].mean,
+        result("blocks", "hooked")["cancellation"].mean - result("blocks", "plain")["cancellation"].mean,
         equal_nan=True,
     )
 
@@ -302,5 +302,5 @@ def test_texts_left_out_of_one_result_are_left_out_of_the_pairs() -> None:
     both = texts[[0, 1, 3, 4, 6, 7]]
     wanted = am.attention_focus(one, iter(both)) - am.attention_focus(other, iter(both))
     for statistic in ("entropy", "concentration"):
-        assert torch.allclose(found.mean(statistic), wanted.mean(statistic), rtol=1e-9)
-        assert all(map(torch.allclose, found.interval(statistic), wanted.interval(statistic)))
+        assert torch.allclose(found[statistic].mean, wanted[statistic].mean, rtol=1e-9)
+        assert all(map(torch.allclose, found[statistic].interval(), wanted[statistic].interval()))

@@ -34,18 +34,18 @@ def arrays(model: am.HookedModel, ids: Tensor, layers: list[int] | None) -> dict
     collapse = ["not measured", "", "dead", "sink", "low entropy"]
     assert effects.shift is not None and importance.exact is not None
     found = {
-        **{f"focus {name}": focus.mean(name) for name in focus.STATISTICS},
-        **{f"updates {name}": updates.mean(name) for name in updates.STATISTICS},
-        **{f"blocks {name}": updates.blocks.mean(name) for name in updates.blocks.STATISTICS},
-        "low": focus.interval("entropy")[0], "high": updates.interval("magnitude")[1],  # type: ignore[index]
+        **{f"focus {name}": focus[name].mean for name in focus.STATISTICS},
+        **{f"updates {name}": updates[name].mean for name in updates.STATISTICS},
+        **{f"blocks {name}": updates.blocks[name].mean for name in updates.blocks.STATISTICS},
+        "low": focus["entropy"].interval()[0], "high": updates["magnitude"].interval()[1],  # type: ignore[index]
         "distances": focus.distance_histogram, "types": focus.received_by_type, "expected": focus.expected_by_type,
         "bos_mass": focus.bos_mass,
         "effect": effects.effect, "after": effects.after, "effect low": effects.interval()[0], "shift": effects.shift,
-        "recovered": patched.recovered, "recovered high": patched.recovered_interval()[1],
+        "recovered": patched.recovered, "recovered high": patched["recovered"].interval()[1],
         "score": importance.score, "normalised": importance.normalised, "exact": importance.exact,
         "importance low": importance.interval()[0],
         "sink_mass": null.sink_mass, "value_ratio": null.value_ratio, "difference": null.update_difference,
-        "difference low": null.update_interval()[0], "null_share": null.null_share, "facts": null.facts.movedim(1, 0),
+        "difference low": null["update_difference"].interval()[0], "null_share": null.null_share, "facts": null.facts.movedim(1, 0),
         "zero_value": null.effects["zero_value"].effect,
         "residual": split.residual, "largest": split.largest,
         "contrast": contrast.total.movedim(1, 0), "term": contrast["query_key"].movedim(1, 0),

@@ -122,7 +122,7 @@ def test_a_key_that_is_no_token_has_no_stream_to_be_compared_with() -> None:
                 beyond += key == 13
                 if key < 13:
                     found.append(float((values[text, key, head] @ W_O[head]).norm() / stream[text, key].norm()))
-        assert updates.mean("target_magnitude")[1, head].item() == pytest.approx(sum(found) / len(found), rel=1e-5)
+        assert updates["target_magnitude"].mean[1, head].item() == pytest.approx(sum(found) / len(found), rel=1e-5)
     assert 0 < beyond < len(IMAGES) * HEADS * 12
 
 

@@ -29,7 +29,7 @@ def test_the_map_has_every_statistic_of_the_results(report: am.results.Report, f
     assert {*report.focus.STATISTICS, "effect", "sink_mass", "query_key_share", "type_induction"} <= numbers.keys()
     for name in report.focus.STATISTICS:
         torch.testing.assert_close(
-            torch.from_numpy(numbers[name].values), report.focus.mean(name).double(), equal_nan=True, rtol=0, atol=1e-12
+            torch.from_numpy(numbers[name].values), report.focus[name].mean.double(), equal_nan=True, rtol=0, atol=1e-12
         )
     assert report.effects is not None
     clear = numbers["effect"].clear

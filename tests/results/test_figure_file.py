@@ -27,7 +27,7 @@ def updates() -> am.results.ResidualUpdates:
 def test_any_statistic_of_where_heads_look_is_a_map(focus: am.results.AttentionFocus) -> None:
     for statistic in STATISTICS.keys() - {"concentration"}:
         figure = focus.plot(statistic)
-        np.testing.assert_array_equal(np.array(figure.data[0].z), focus.mean(statistic).numpy())
+        np.testing.assert_array_equal(np.array(figure.data[0].z), focus[statistic].mean.numpy())
         assert figure.layout.coloraxis.cmin == 0 and figure.layout.coloraxis.colorbar.title.text
         assert "shapes" not in figure.to_plotly_json()["layout"]
 
@@ -43,7 +43,7 @@ def test_a_chosen_head_has_a_frame(focus: am.results.AttentionFocus) -> None:
 
 def test_any_statistic_of_what_heads_write_is_a_map(updates: am.results.ResidualUpdates) -> None:
     for name in ("along", "target_magnitude", "magnitude_at_first"):
-        np.testing.assert_array_equal(np.array(updates.plot(name).data[0].z), updates.mean(name).numpy())
+        np.testing.assert_array_equal(np.array(updates.plot(name).data[0].z), updates[name].mean.numpy())
     assert updates.plot("along").layout.coloraxis.cmin < 0  # it may be below 0
     assert updates.plot("target_magnitude").layout.coloraxis.cmin == 0
 

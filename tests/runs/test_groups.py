@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnmech.maths.intervals import TextMeans
-from attnmech.runs.claims import about_largest
+from attnmech.results.sentences import about_largest
 from attnmech.runs.groups import GROUPS, by_group, joined
 
 SUMMED = ("sums", "counts")

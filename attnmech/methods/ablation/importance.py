@@ -4,38 +4,35 @@ Formulas: docs/formulas.md#ablation. `am.ablate_heads` measures the effects that
 the result compares the two.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, Unpack
 
-import pandas as pd
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, option, shown
 from ...basics.fields import check_layers
-from ...basics.messages import capitalised
 from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import Batch, every_bos
-from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Intervention, Values
 from ...maths.float64 import as_float64
+from ...maths.intervals import TextMeans
 from ...maths.ranks import rank_correlation
+from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, shared_layers, subtracted
-from ...results.over_texts import OverTexts
 from ...results.provenance import Provenance
-from ...results.result import TextResult
+from ...results.quantity import Places
 from ...runs.ablations import check_reference, mean_of, reread
-from ...runs.claims import for_map, interval_note, largest_of
 from ...runs.corpus import CorpusBatch, contents_of
-from ...runs.effects import HeadEffects, unit_of
+from ...runs.effects import Changes, HeadEffects
 from ...runs.gradients import differentiated, tokens_at_once
 from ...runs.judged import JudgedTexts
 from ...runs.metrics import Metric, MetricLike
@@ -52,7 +49,7 @@ METHODS: Final = {
 
 
 @dataclass(frozen=True, repr=False)
-class HeadImportance(OverTexts, TextResult):
+class HeadImportance(Changes):
     """How much a metric depends on each head, to first order in the head's output.
 
     z_i is the head's output at token i, and g_i = ∂L/∂z_i, where L is the metric of the text:
@@ -66,20 +63,20 @@ class HeadImportance(OverTexts, TextResult):
     magnitudes, so nearly all of them are clear.
     """
 
+    MAIN = "score"
+    score = Statistic(
+        meaning="The mean score over texts.", tested=True, bounds=(-math.inf, math.inf), axes="layer head"
+    )
+
     method: str
-    metric: str
     layers: tuple[int, ...]
     """The layers with scores; scores of the other layers are NaN."""
-    before: Float[Tensor, " text"]
-    """The metric of each text."""
     per_text: Float[Tensor, "layer head text"]
     """The score on each text."""
     exact: Float[Tensor, "layer head"] | None
     """The effects measured by `sweep`, NaN for heads that it left out; None without a sweep."""
     exact_method: str | None
     """The method of that sweep."""
-    tokens: tuple[tuple[str, ...], ...]
-    provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -92,20 +89,22 @@ class HeadImportance(OverTexts, TextResult):
         option("method", self.method, METHODS)
 
     @property
-    def score(self) -> Float[Tensor, "layer head"]:
-        """The mean score over texts."""
-        return self.per_text.mean(dim=-1)
-
-    @property
     def normalised(self) -> Float[Tensor, "layer head"]:
         """The scores divided by their L2 norm in each layer (Michel et al. 2019, §4.1); 0 where that norm is 0."""
         if self.parts is not None:
             return self.parts[0].normalised - self.parts[1].normalised
         return torch.nn.functional.normalize(self.score, dim=-1)
 
+    def _by_text(self, name: str) -> TextMeans:
+        return TextMeans.of_values(self.per_text)
+
     @property
-    def _measured_values(self) -> Float[Tensor, "layer head text"]:
-        return self.per_text
+    def _places(self) -> Places:
+        return replace(Places.of_heads(self.layers, self.per_text.shape[1], 0), named=lambda at: f"L{at[0]}H{at[1]}")
+
+    @property
+    def _rows_of_map(self) -> tuple[tuple[int, ...], Sequence[int]]:
+        return self.layers, self.layers
 
     @property
     def _signed(self) -> bool:
@@ -124,24 +123,16 @@ class HeadImportance(OverTexts, TextResult):
         effects = self.exact[measured].abs() if self.method == "michel" else self.exact[measured]
         return rank_correlation(self.score[measured], effects)
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, score, score_low, score_high, agreeing, clear, clear_size, one_text,
-        normalised.
+    complete = True
+    """Everything is measured in one pass."""
 
-        With a sweep, also `exact`.
-        """
-        columns = self._columns("score") | {"normalised": self.normalised}
-        if self.exact is not None:
-            columns["exact"] = self.exact
-        heads, rows = self.score.shape[1], list(self.layers)
-        places = {"layer": [layer for layer in rows for _ in range(heads)], "head": list(range(heads)) * len(rows)}
-        frame = pd.DataFrame(places | {name: value[rows].flatten().numpy() for name, value in columns.items()})
-        frame.attrs["intervals"] = interval_note(self._n_distinct, self._n_texts - self._n_distinct)
-        return frame
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        exact = {} if self.exact is None else {"exact": self.exact}
+        return {"normalised": self.normalised, **exact}
 
-    def plot(self) -> "go.Figure":
-        """Layers × heads, coloured by the score, with intervals in the hover."""
-        return effect_map(**for_map(self._means, self.layers), layers=self.layers, label=METHODS[self.method])
+    def _label_of(self, name: str) -> str:
+        return METHODS[self.method]
 
     @property
     def _title(self) -> str:
@@ -151,24 +142,16 @@ class HeadImportance(OverTexts, TextResult):
         reading = "Each cell is one head. The estimate is first-order: it is exact only if the metric is linear in z."
         return [Section("Scores", reading, {"importance": self.plot()}, "importance.plot()")]
 
-    @property
-    def lead(self) -> str:
-        """The main finding, in one sentence."""
-        largest = largest_of(
-            self,
-            self._means,
-            lambda place: f"L{place[0]}H{place[1]}",
-            things="heads",
-            unit=unit_of(self.metric),
-            what="score" if self.parts is None else "difference",
-            signed=self._signed,
-        )
-        heads = len(self.layers) * self.score.shape[1]
-        beginning = f"{self._opening}{METHODS[self.method]} of {counted(heads, noun='head')} on {self._texts}"
-        return capitalised(f"{beginning}: {largest}{self._agreement}.")
+    def _largest(self, name: str, **words: Any) -> str:
+        return super()._largest(name, signed=self._signed, **words)
 
     @property
-    def _agreement(self) -> str:
+    def _about(self) -> str:
+        heads = len(self.layers) * self.per_text.shape[1]
+        return f"{self._opening}{METHODS[self.method]} of {counted(heads, noun='head')} on {self._texts}"
+
+    @property
+    def _remark(self) -> str:
         if self.parts is not None:
             return ""
         if self.exact is None:
@@ -179,14 +162,10 @@ class HeadImportance(OverTexts, TextResult):
             f"{counted(heads, noun='head')}"
         )
 
-    @property
-    def _n_texts(self) -> int:
-        return len(self.before)
-
     def _comparable(self) -> dict[str, Any]:
         layers, heads, _ = self.per_text.shape
         return {
-            "metric": self.metric,
+            **super()._comparable(),
             "method": self.method,
             "values": self.provenance.options.get("values"),
             "number of layers": layers,
@@ -292,8 +271,8 @@ def head_importance(
             bar.advance(len(part.documents))
     per_text = by_layer(judged.by_text(scores), chosen, n_layers)
     return HeadImportance(
-        method, judge.name, chosen, judged.by_text(before), per_text, exact, None if sweep is None else sweep.method,
-        tokens, provenance,
+        method=method, metric=judge.name, layers=chosen, before=judged.by_text(before), per_text=per_text, exact=exact,
+        exact_method=None if sweep is None else sweep.method, tokens=tokens, provenance=provenance,
     )  # fmt: skip
 
 

@@ -1,33 +1,29 @@
 """Tests whether two heads interact: ablates them together and each alone (docs/formulas.md#ablation)."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Self, Unpack
 
-import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import integer, shown
-from ...basics.messages import capitalised
 from ...basics.public import public
 from ...draw.intervals import interval_rows
 from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Head, Heads, Values
-from ...maths.intervals import LEVEL, TextMeans
+from ...maths.intervals import TextMeans
+from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import subtracted
-from ...results.over_texts import OverTexts, clarity_of
-from ...results.provenance import Provenance
-from ...results.result import TextResult
+from ...results.quantity import Places
 from ...runs.ablations import Ablations, reread
-from ...runs.claims import interval_note, largest_of
-from ...runs.effects import unit_of
+from ...runs.effects import Changes
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
@@ -37,116 +33,68 @@ Pair = tuple[Head, Head]
 """Two heads, as (layer, head)."""
 
 
+def _change(meaning: str) -> Statistic:
+    return Statistic(meaning=meaning, bounds=(-math.inf, math.inf), axes="pair")
+
+
 @dataclass(frozen=True, repr=False)
-class PairEffects(OverTexts, TextResult):
+class PairEffects(Changes):
     """The effects of ablating two heads together and each alone: the metric after minus before.
 
     interaction = effect of both − effect of one − effect of the other. For metrics that rise with damage (loss, KL),
     it is above 0 for heads that back each other up, and below 0 for heads that need each other. Intervals are over
-    texts; `simultaneous`, `clear`, `clear_size` and `one_text` refer to the interactions.
+    texts; `interval`, `clear` and the like refer to the interactions.
     """
 
+    MAIN = "interaction"
+    both = _change("The mean effect of ablating both heads.")
+    one = _change("The mean effect of ablating the first head alone.")
+    other = _change("The mean effect of ablating the second head alone.")
+    interaction = replace(_change("The mean of both − one − other."), tested=True)
     _is_about_heads = False
 
-    metric: str
     method: str
     pairs: tuple[Pair, ...]
-    before: Float[Tensor, " text"]
-    """The metric of each text with nothing changed."""
     after_both: Float[Tensor, "pair text"]
     """The metric with both heads ablated; NaN where an interrupted sweep did not measure it."""
     after_one: Float[Tensor, "pair text"]
     """The metric with only the first head of the pair ablated."""
     after_other: Float[Tensor, "pair text"]
     """The metric with only the second head of the pair ablated."""
-    tokens: tuple[tuple[str, ...], ...]
-    provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by pairs and texts."""
         return {"pair": len(self.pairs), "text": len(self.tokens)}
 
-    @property
-    def per_text(self) -> dict[str, Float[Tensor, "pair text"]]:
-        """The effects "both", "one" and "other", and the "interaction", on each text."""
+    def _by_text(self, name: str) -> TextMeans:
         both, one, other = (after - self.before for after in (self.after_both, self.after_one, self.after_other))
-        return {"both": both, "one": one, "other": other, "interaction": both - one - other}
+        values = {"both": both, "one": one, "other": other, "interaction": both - one - other}
+        return TextMeans.of_values(values[name])
 
     @property
-    def both(self) -> Float[Tensor, " pair"]:
-        """The mean effect of ablating both heads."""
-        return self.per_text["both"].nanmean(dim=-1)
+    def _places(self) -> Places:
+        heads = zip(*((*one, *other) for one, other in self.pairs), strict=True)
+        rows = dict(zip(("layer", "head", "other_layer", "other_head"), map(list, heads), strict=True))
+        return Places(rows, (slice(None),), lambda place: _both_named(self.pairs[place[0]]), things="pairs")
 
-    @property
-    def one(self) -> Float[Tensor, " pair"]:
-        """The mean effect of ablating the first head alone."""
-        return self.per_text["one"].nanmean(dim=-1)
-
-    @property
-    def other(self) -> Float[Tensor, " pair"]:
-        """The mean effect of ablating the second head alone."""
-        return self.per_text["other"].nanmean(dim=-1)
-
-    @property
-    def interaction(self) -> Float[Tensor, " pair"]:
-        """The mean of both − one − other."""
-        return self.per_text["interaction"].nanmean(dim=-1)
-
-    def interval(self, level: float = LEVEL) -> dict[str, tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]]:
-        """The pointwise t interval of each mean, with the keys of `per_text`; NaN for fewer than five texts."""
-        return {
-            name: TextMeans.of_values(values, self._copies).interval(level) for name, values in self.per_text.items()
-        }
-
-    @property
-    def _measured_values(self) -> Float[Tensor, "pair text"]:
-        return self.per_text["interaction"]
-
-    @property
-    def texts(self) -> Int[Tensor, " pair"]:
-        """The number of texts in each mean; for an unpaired difference, the smaller of the two numbers."""
-        if self.parts is None or self.paired:
-            return (~self.per_text["interaction"].isnan()).sum(dim=-1)
-        return torch.minimum(self.parts[0].texts, self.parts[1].texts)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every pair was measured on every text; False if the sweep was interrupted."""
-        return not bool(self.per_text["interaction"].isnan().any())
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per pair: its heads; both, one, other and interaction, each with its _low and _high; texts.
-
-        Further columns: `agreeing`, `clear`, `clear_size` and `one_text` of the interaction.
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws for each pair the effect of both heads, the sum of their single effects, and the interaction; or one
+        statistic, if `figure` names it.
         """
-        places = [(*one, *other) for one, other in self.pairs]
-        frame = pd.DataFrame(places, columns=["layer", "head", "other_layer", "other_head"])
-        intervals = self.interval()
-        for name, values in self.per_text.items():
-            low, high = intervals[name]
-            frame[name] = values.nanmean(dim=-1).numpy()
-            frame[f"{name}_low"], frame[f"{name}_high"] = low.numpy(), high.numpy()
-        for name, flags in clarity_of(self._means).items():
-            frame[name] = flags.numpy()
-        frame["texts"] = self.texts.numpy()
-        frame.attrs["intervals"] = interval_note(self._n_distinct, self._n_texts - self._n_distinct)
-        return frame
-
-    def plot(self) -> "go.Figure":
-        """Draws for each pair the effect of both heads, the sum of their single effects, and the interaction."""
-        per_text = self.per_text
         shown = {
-            "both together": per_text["both"],
-            "sum of the two alone": per_text["one"] + per_text["other"],
-            "interaction": per_text["interaction"],
+            "both together": self["both"].every,
+            "sum of the two alone": TextMeans.of_values(self["one"].per_text + self["other"].per_text),
+            "interaction": self["interaction"].every,
         }
+        if figure is not None:
+            shown = {figure: self[figure].every}
         values = []
-        for name, effects in shown.items():
-            low, high = TextMeans.of_values(effects, self._copies).interval()
-            values.append((name, effects.nanmean(dim=-1).numpy(), low.numpy(), high.numpy()))
-        names = [f"{_named(one)} + {_named(other)}" for one, other in self.pairs]
-        return interval_rows(names, values, label=f"change ({unit_of(self.metric)})")
+        for name, every in shown.items():
+            means = every.merged(self.provenance.copies)
+            low, high = means.interval()
+            values.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
+        return interval_rows(list(map(_both_named, self.pairs)), values, label=self._label_of(self.MAIN))
 
     @property
     def _title(self) -> str:
@@ -160,32 +108,17 @@ class PairEffects(OverTexts, TextResult):
         return [Section("Pairs", reading, {"pairs": self.plot()}, "effects.plot()")]
 
     @property
-    def lead(self) -> str:
-        """The main finding, in one sentence."""
+    def _about(self) -> str:
         count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
-        measured = f"{self._opening}{self.method} ablation of {count} of heads on {self._texts}"
-        largest = largest_of(
-            self,
-            self._means,
-            lambda place: " + ".join(map(_named, self.pairs[place[0]])),
-            things="pairs",
-            unit=unit_of(self.metric),
-            what="interaction" if self.parts is None else "difference of interactions",
-        )
-        part = "" if self.complete else "; stopped early, incomplete"
-        return capitalised(f"{measured}: {largest}{part}.")
-
-    @property
-    def _n_texts(self) -> int:
-        return len(self.before)
+        return f"{self._opening}{self.method} ablation of {count} of heads on {self._texts}"
 
     def _comparable(self) -> dict[str, Any]:
-        return {"metric": self.metric, "method": self.method, "pairs": self.pairs}
+        return super()._comparable() | {"method": self.method, "pairs": self.pairs}
 
     def _minus(self, other: Self, paired: bool) -> Self:
         before = subtracted(self.before, other.before, paired)
         both, one, third = (
-            subtracted(self.per_text[name], other.per_text[name], paired) + before for name in ("both", "one", "other")
+            subtracted(self[name].per_text, other[name].per_text, paired) + before for name in ("both", "one", "other")
         )
         tokens = self.tokens if paired else ()
         return replace(self, before=before, after_both=both, after_one=one, after_other=third, tokens=tokens)
@@ -249,7 +182,10 @@ def ablate_pairs(
     singles, both = swept.after[: len(named)], swept.after[len(named) :]
     one, other = (singles[[named.index(pair[side]) for pair in chosen]] for side in (0, 1))
     name = str(swept.provenance.options["metric"])
-    return PairEffects(name, method, chosen, swept.before, both, one, other, swept.tokens, swept.provenance)
+    return PairEffects(
+        metric=name, method=method, pairs=chosen, before=swept.before, after_both=both, after_one=one,
+        after_other=other, tokens=swept.tokens, provenance=swept.provenance,
+    )  # fmt: skip
 
 
 def _pairs_of(model: HookedModel, pairs: Any, heads: Heads | None) -> Any:
@@ -288,6 +224,10 @@ def _checked_pairs(model: HookedModel, pairs: Any) -> tuple[Pair, ...]:
 def _checked_head(place: Any) -> Head:
     layer, head = place
     return integer(layer), integer(head)
+
+
+def _both_named(pair: Pair) -> str:
+    return " + ".join(map(_named, pair))
 
 
 def _named(head: Head) -> str:

@@ -1,5 +1,6 @@
 """Ablates heads one after another, the least harmful first (docs/formulas.md#ablation)."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,14 @@ from ...draw.text import signed
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
 from ...maths.intervals import TextMeans
+from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results.over_texts import OverTexts
 from ...results.provenance import Provenance
-from ...results.result import PagedResult
+from ...results.quantity import Places
+from ...results.sentences import interval_of, no_interval
+from ...results.table import Table
 from ...runs.ablations import Ablations, checked_seed, reread
-from ...runs.claims import interval_note, interval_of, no_interval
 from ...runs.effects import unit_of
 from ...runs.journal import Entry, Journal, leave, owning_journal
 from ...runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike
@@ -42,7 +44,7 @@ from ...runs.sweep import Sweeps, Swept, identity_of_sweep
 
 
 @dataclass(frozen=True, repr=False)
-class PruningCurve(OverTexts, PagedResult):
+class PruningCurve(Table):
     """A metric as heads are ablated one after another; each step adds the head whose ablation hurts least.
 
     The curve is measured on the same texts that chose the heads, so other texts will give a somewhat worse curve. The
@@ -50,6 +52,11 @@ class PruningCurve(OverTexts, PagedResult):
     """
 
     SUBTRACT = "two curves ablate heads in different orders, so subtract the results of am.ablate_heads"
+
+    MAIN = "effect"
+    effect = Statistic(
+        meaning="The change of the mean metric after each step.", tested=True, bounds=(-math.inf, math.inf), axes="step"
+    )
 
     metric: str
     method: str
@@ -74,14 +81,19 @@ class PruningCurve(OverTexts, PagedResult):
         """The lengths of the axes labelled by steps, random orders and texts."""
         return {"step": len(self.order), "draw": len(self.random_orders), "text": len(self.tokens)}
 
-    @property
-    def effect(self) -> Float[Tensor, " step"]:
-        """The change of the mean metric after each step."""
-        return (self.after - self.before).mean(dim=-1)
+    def _by_text(self, name: str) -> TextMeans:
+        return TextMeans.of_values(self.after - self.before)
 
     @property
-    def _measured_values(self) -> Float[Tensor, "step text"]:
-        return self.after - self.before
+    def _places(self) -> Places:
+        steps = len(self.order)
+        layers, heads = ([head[place] for head in self.order] for place in (0, 1))
+        rows = {"removed": range(1, steps + 1), "layer": layers, "head": heads}
+        return Places(rows, (slice(None),), lambda place: f"{place[0] + 1} heads", things="steps")
+
+    @property
+    def _n_texts(self) -> int:
+        return len(self.before)
 
     @property
     def random_effect(self) -> Float[Tensor, "draw step"]:
@@ -93,34 +105,22 @@ class PruningCurve(OverTexts, PagedResult):
         """Whether all steps and all random orders were measured; False if the run was interrupted."""
         return len(self.order) == self.asked and not bool(self.random.isnan().any())
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per step: removed, layer, head, effect with its interval and clarity, after, random.
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        """The metric after each step, and the mean, smallest and largest effect over the random orders."""
+        drawn = self.random_effect if len(self.random) else torch.full((1, len(self.order)), torch.nan)
+        return {
+            "after": self.after.mean(dim=-1),
+            "random": drawn.mean(dim=0),
+            "random_least": drawn.amin(dim=0),
+            "random_most": drawn.amax(dim=0),
+        }
 
-        `random` is the mean effect over the random orders; `random_least` and `random_most` are the smallest and
-        largest.
-        """
-        steps = len(self.order)
-        drawn = self.random_effect if len(self.random) else torch.full((1, steps), torch.nan)
-        frame = pd.DataFrame(
-            {
-                "removed": range(1, steps + 1),
-                "layer": [layer for layer, _ in self.order],
-                "head": [head for _, head in self.order],
-                **{name: value.numpy() for name, value in self._columns("effect").items()},
-                "after": self.after.mean(dim=-1).numpy(),
-                "random": drawn.mean(dim=0).numpy(),
-                "random_least": drawn.amin(dim=0).numpy(),
-                "random_most": drawn.amax(dim=0).numpy(),
-            }
-        )
-        frame.attrs["intervals"] = interval_note(self._distinct, len(self.before) - self._distinct)
-        return frame
-
-    def plot(self) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws the metric against the number of ablated heads, with its interval, and the random orders."""
         curve = torch.cat((self.before[None], self.after))
         start = self.before.mean().expand(len(self.random), 1)
-        low, high = TextMeans.of_values(curve, self._copies).interval()
+        low, high = TextMeans.of_values(curve, self.provenance.copies).interval()
         return pruning_lines(
             ["none", *(f"L{layer}H{head}" for layer, head in self.order)],
             curve.mean(dim=-1).numpy(),
@@ -144,7 +144,7 @@ class PruningCurve(OverTexts, PagedResult):
     @property
     def lead(self) -> str:
         """The main finding, in one sentence."""
-        texts = counted(len(self.before), self._distinct)
+        texts = self._texts
         frame = self.to_frame()
         middle = frame.iloc[(len(frame) + 1) // 2 - 1]
         ends = [float(end[int(middle.removed) - 1]) for end in self.simultaneous()]
@@ -155,7 +155,7 @@ class PruningCurve(OverTexts, PagedResult):
             f"{self.method} ablation of the {int(middle.removed)} least harmful of "
             f"{counted(len(self.order), noun='head')} on {texts}: "
             f"{signed(middle.effect, '.3g')} {unit_of(self.metric)}{known}{against}; heads chosen on the same "
-            f"texts{no_interval(self._distinct)}{part}."
+            f"texts{no_interval(self._n_distinct)}{part}."
         )
 
 

@@ -13,7 +13,7 @@ from ...draw.text import with_minus_signs
 from ...maths.copies import distinct_of
 from ...maths.intervals import TextMeans
 from ...maths.ranks import rank_correlation
-from ...runs.claims import no_interval
+from ...results.sentences import no_interval
 from .figures import confirmed
 from .formulas import count_interval
 

@@ -1,21 +1,20 @@
 """The estimates of attribution patching for every edge of the residual graph."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from ...basics.arguments import finite_number, option, whole_number
 from ...draw.section import Section
+from ...maths.intervals import TextMeans
 from ...results.circuit import Circuit
 from ...results.graph import Graph, head_of
-from ...results.over_texts import OverTexts
-from ...results.provenance import Provenance
 from .estimates import Estimates
 from .figures import edge_graph
 
@@ -79,13 +78,9 @@ class EdgeAttribution(Estimates):
         order = self.graph.greedy(names, self.effect.tolist(), max(sizes))
         return [Circuit(edges=tuple(names[place] for place in order[:size])) for size in sizes]
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per edge: sender, receiver, effect, effect_low, effect_high, agreeing, clear, clear_size, one_text.
-
-        With `confirm`, also `exact`, the mean exact effect of the edges that were measured.
-        """
-        senders, receivers = zip(*self.names, strict=True)
-        return self._rows({"sender": senders, "receiver": receivers})
+    def _ends_of(self, index: Int[Tensor, "axis place"]) -> Mapping[str, Sequence[Any]]:
+        senders, receivers = zip(*(self.names[place] for place in index[0].tolist()), strict=True)
+        return {"sender": senders, "receiver": receivers}
 
     def by_node(self, end: str = "sender") -> pd.DataFrame:
         """One row per sender or receiver: the sum of the estimates of its edges, with its interval.
@@ -106,7 +101,9 @@ class EdgeAttribution(Estimates):
         columns = {name: value[[*heads]].numpy() for name, value in self._sums(0).items()}
         return pd.DataFrame({"layer": layer, "head": head, **columns})
 
-    def plot(self, count: int = SHOWN) -> "go.Figure":
+    def plot(
+        self, figure: str | None = None, *, layer: int | None = None, head: int | None = None, count: int = SHOWN
+    ) -> "go.Figure":
         """The strongest edges as a graph, layers upward: the wider, the stronger; solid edges hold when measured."""
         strongest = self.strongest(count)
         confirmation = self.confirmation
@@ -114,14 +111,15 @@ class EdgeAttribution(Estimates):
         if confirmation is not None:
             held = {name for name, holds in zip(confirmation.names, confirmation.holds.tolist(), strict=True) if holds}
         return edge_graph(
-            strongest, self.graph, [edge_name(*ends) in held for ends in _ends(strongest)], self._labels["effect"]
+            strongest, self.graph, [edge_name(*ends) in held for ends in _ends(strongest)], self._label_of(self.MAIN)
         )
 
     def _sums(self, end: int) -> dict[str, Tensor]:
         """The columns of a table of senders (0) or receivers (1): the sums over their edges."""
         count = len(self.graph.senders if end == 0 else self.graph.receivers)
         sums = torch.zeros(count, self.per_pair.shape[1], dtype=self.per_pair.dtype)
-        return _Sums(sums.index_add_(0, self.edges[:, end], self.per_pair), self.provenance)._columns("effect")
+        every = TextMeans.of_values(sums.index_add_(0, self.edges[:, end], self.per_pair))
+        return replace(self._main, every=every, means=every.merged(self.provenance.copies)).columns("")
 
     def _check(self) -> None:
         super()._check()
@@ -163,17 +161,6 @@ class EdgeAttribution(Estimates):
 
     def _comparable(self) -> dict[str, Any]:
         return super()._comparable() | {"graph": self.graph}
-
-
-class _Sums(OverTexts):
-    """Sums of estimates over edges, with their intervals over pairs."""
-
-    def __init__(self, values: Float[Tensor, "*place pair"], provenance: Provenance) -> None:
-        self._values, self.provenance = values, provenance
-
-    @property
-    def _measured_values(self) -> Float[Tensor, "*place pair"]:
-        return self._values
 
 
 def edge_name(sender: str, receiver: str) -> str:

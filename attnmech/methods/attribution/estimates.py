@@ -1,35 +1,41 @@
 """What estimates of nodes and of edges have in common: intervals over pairs, and the comparison with exact effects."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pandas as pd
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import option, whole_number
 from ...basics.messages import capitalised
 from ...draw.section import Section
+from ...maths.intervals import TextMeans
+from ...maths.statistic import Statistic
 from ...results.by_layer import subtracted
-from ...results.over_texts import OverTexts
-from ...results.provenance import Provenance
-from ...results.result import TextResult
-from ...runs.claims import interval_note, largest_of
-from ...runs.effects import unit_of
+from ...results.quantity import Places
+from ...runs.effects import Changes, unit_of
 from .confirmation import Confirmation
 from .formulas import METHODS
 
 
 @dataclass(frozen=True, repr=False)
-class Estimates(OverTexts, TextResult):
+class Estimates(Changes):
     """Estimates of effects on a metric; a subclass says of what, and names the places."""
+
+    MAIN = "effect"
+    SAMPLE = "pair"
+    effect = Statistic(
+        meaning="The mean estimate over pairs.", tested=True, bounds=(-math.inf, math.inf), axes="*place"
+    )
 
     method: str
     nodes: str
     """ "heads" or "heads+mlps"."""
-    metric: str
     before: Float[Tensor, " pair"]
     """The metric of each corrupted prompt."""
     per_pair: Float[Tensor, "*place pair"]
@@ -38,9 +44,6 @@ class Estimates(OverTexts, TextResult):
     """The exact effects of what `confirm` measured, NaN for the others; None without `confirm`."""
     controls: Float[Tensor, "*place"] | None
     """1 for what was measured as a control, else 0; None without `confirm`."""
-    tokens: tuple[tuple[str, ...], ...]
-    """The tokens of the corrupted prompts."""
-    provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -53,14 +56,20 @@ class Estimates(OverTexts, TextResult):
         if (self.exact is None) != (self.controls is None):
             raise ValueError("`exact` and `controls` must both be there, or neither")
 
-    @property
-    def effect(self) -> Float[Tensor, "*place"]:
-        """The mean estimate over pairs."""
-        return self.per_pair.mean(dim=-1)
+    complete = True
+    """Everything is measured in one pass."""
+
+    def _by_text(self, name: str) -> TextMeans:
+        return TextMeans.of_values(self.per_pair)
 
     @property
-    def _measured_values(self) -> Float[Tensor, "*place pair"]:
-        return self.per_pair
+    def _places(self) -> Places:
+        index = (~self.per_pair.isnan().all(dim=-1)).nonzero().T
+        return Places(self._ends_of(index), tuple(index), self._name_of, things=self._things)
+
+    @abstractmethod
+    def _ends_of(self, index: Int[Tensor, "axis place"]) -> Mapping[str, Sequence[Any]]:
+        """The first columns of the table: what is patched at each place."""
 
     @property
     @abstractmethod
@@ -71,11 +80,11 @@ class Estimates(OverTexts, TextResult):
     def _name_of(self, place: Sequence[int]) -> str:
         """The name of what is patched at a place."""
 
-    def strongest(self, count: int = 10) -> pd.DataFrame:
+    def strongest(self, count: int = 10, by: str | None = None) -> pd.DataFrame:
         """The rows of `to_frame` with the largest estimates of either sign: those that `confirm` measures first."""
         frame = self.to_frame()
-        order = by_size(self.effect[~self.effect.isnan()])[: whole_number("count", count, least=1)]
-        rows = frame.iloc[order].reset_index(drop=True)
+        rows = frame.iloc[by_size(torch.tensor(frame[by or "effect"]))[: whole_number("count", count, least=1)]]
+        rows = rows.reset_index(drop=True)
         rows.attrs = frame.attrs
         return rows
 
@@ -88,19 +97,11 @@ class Estimates(OverTexts, TextResult):
         names = tuple(self._name_of(tuple(place)) for place in measured.nonzero().tolist())
         control = self.controls[measured] == 1
         others = int((~self.effect.isnan()).sum()) - int((~control).sum())
-        return Confirmation(names, self.effect[measured], self.exact[measured], control, others, tuple(self._copies))
+        return Confirmation(names, self.effect[measured], self.exact[measured], control, others, self.provenance.copies)
 
-    def _rows(self, places: Mapping[str, Any]) -> pd.DataFrame:
-        """One row per estimate: its place, effect, effect_low, ..., and with `confirm` the mean exact effect."""
-        columns = self._columns("effect")
-        if self.exact is not None:
-            columns["exact"] = self.exact.mean(dim=-1)
-        there = ~self.effect.isnan()
-        frame = pd.DataFrame({**places, **{name: value[there].numpy() for name, value in columns.items()}})
-        frame.attrs["intervals"] = interval_note(self._n_distinct, self._n_texts - self._n_distinct).replace(
-            "text", "pair"
-        )
-        return frame
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        return {} if self.exact is None else {"exact": self.exact.mean(dim=-1)}
 
     def _exact_sections(self) -> "list[Section]":
         """The comparison with exact effects; empty without one."""
@@ -115,35 +116,24 @@ class Estimates(OverTexts, TextResult):
         exact = {"confirmation": confirmation.plot()}
         return [Section("Exact effects", reading, exact, "attribution.confirmation.plot()")]
 
-    @property
-    def _labels(self) -> Mapping[str, str]:
-        return {"effect": f"estimated change ({unit_of(self.metric)})"}
+    def _label_of(self, name: str) -> str:
+        return f"estimated {super()._label_of(name)}"
 
     @property
     def lead(self) -> str:
         """The finding in one sentence."""
-        count, pairs = int((~self.effect.isnan()).sum()), self._texts.replace("text", "pair")
-        subject = f"{self._opening}{METHODS[self.method]} of patching each of {count} {self._things} on {pairs}"
+        if self.parts is not None:
+            return super().lead
         confirmation = self.confirmation
-        finding = f"{self._largest}." if confirmation is None else confirmation.lead
-        return capitalised(f"{subject}: {finding}")
+        if confirmation is not None:
+            return capitalised(f"{self._about}: {confirmation.lead}")
+        largest = self._largest(self.MAIN, unit=unit_of(self.metric), what="estimate")
+        return capitalised(f"{self._about}: {largest}; not confirmed.")
 
     @property
-    def _largest(self) -> str:
-        """What the estimates alone say."""
-        largest = largest_of(
-            self,
-            self._means,
-            self._name_of,
-            things=self._things,
-            unit=unit_of(self.metric),
-            what="estimate" if self.parts is None else "difference",
-        )
-        return largest if self.parts is not None else f"{largest}; not confirmed"
-
-    @property
-    def _n_texts(self) -> int:
-        return len(self.before)
+    def _about(self) -> str:
+        count = len(self._places.index[0])
+        return f"{self._opening}{METHODS[self.method]} of patching each of {count} {self._things} on {self._texts}"
 
     def _minus(self, other: Self, paired: bool) -> Self:
         return replace(
@@ -157,7 +147,7 @@ class Estimates(OverTexts, TextResult):
 
     def _comparable(self) -> dict[str, Any]:
         return {
-            "metric": self.metric,
+            **super()._comparable(),
             "method": self.method,
             "nodes": self.nodes,
             "steps": self.provenance.options.get("steps"),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...basics.arguments import flag, option, whole_number
@@ -28,8 +28,8 @@ from ...model.stack.points import MAX_BYTES
 from ...results.by_layer import by_layer, shared_layers
 from ...results.circuit import Circuit
 from ...results.graph import Graph
+from ...results.sentences import PALE, for_map
 from ...runs.ablations import checked_seed
-from ...runs.claims import PALE, for_map
 from ...runs.edge_passes import patched_edges
 from ...runs.metrics import MetricLike
 from ...runs.options import MeasuringOptions
@@ -76,15 +76,10 @@ class Attribution(Estimates):
         order = by_size(self.effect[~self.effect.isnan()])
         return Circuit(nodes=tuple(self._name_of(places[place]) for place in order[:size]))
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per node: layer, head (missing for an MLP), effect, effect_low, effect_high, agreeing, clear,
-        clear_size, one_text.
-
-        With `confirm`, also `exact`, the mean exact effect of the nodes that were measured.
-        """
-        layers, nodes = (~self.effect.isnan()).nonzero().T.tolist()
-        heads = pd.array([node if node < self.n_heads else None for node in nodes], dtype="Int64")
-        return self._rows({"layer": layers, "head": heads})
+    def _ends_of(self, index: Int[Tensor, "axis place"]) -> Mapping[str, Sequence[Any]]:
+        layers, nodes = index.tolist()
+        heads = pd.array([node if node < self.n_heads else None for node in nodes], dtype="Int64")  # none in an MLP
+        return {"layer": layers, "head": heads}
 
     def by_head(self) -> pd.DataFrame:
         """The rows of `to_frame` about heads."""
@@ -93,16 +88,16 @@ class Attribution(Estimates):
         heads.attrs = frame.attrs
         return heads
 
-    def plot(self, nodes: str = "heads") -> "go.Figure":
-        """Layers × heads, coloured by the estimate, with intervals in the hover; nodes="mlps" draws the MLPs."""
-        option("nodes", nodes, ("heads", "mlps") if self.nodes == "heads+mlps" else ("heads",))
-        of_mlps = nodes == "mlps"
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Layers × heads, coloured by the estimate, with intervals in the hover; figure="mlps" draws the MLPs."""
+        known = ("heads", "mlps") if self.nodes == "heads+mlps" else ("heads",)
+        of_mlps = figure is not None and option("figure", figure, known) == "mlps"
         columns = slice(self.n_heads, None) if of_mlps else slice(self.n_heads)
         shown: dict[str, Any] = {
             name: value[:, columns] if isinstance(value, np.ndarray) else value
-            for name, value in for_map(self._means, self.layers).items()
+            for name, value in for_map(self._main.means, self.layers).items()
         }
-        label = self._labels["effect"]
+        label = self._label_of(self.MAIN)
         return effect_map(**shown, layers=self.layers, label=label, columns="MLP" if of_mlps else "head")
 
     @property
@@ -257,8 +252,9 @@ def attribute(
     tokens = tokens_of(parts, comparison.count, stack.label)
     copies = comparison.judge.copies(comparison.pairs.contents)
     provenance = model.provenance(parts[-1].digest, tokens, noted | ({"edges": True} if edges else {}), copies)
-    fields = method, nodes, comparison.judge.name, before, per_pair, exact, drawn, tokens, provenance
-    return Attribution(*fields, chosen) if graph is None else EdgeAttribution(*fields, graph)
+    fields: dict[str, Any] = {"method": method, "nodes": nodes, "metric": comparison.judge.name, "before": before}
+    fields |= {"per_pair": per_pair, "exact": exact, "controls": drawn, "tokens": tokens, "provenance": provenance}
+    return Attribution(**fields, layers=chosen) if graph is None else EdgeAttribution(**fields, graph=graph)
 
 
 def _require_room(graph: Graph, pairs: int) -> None:

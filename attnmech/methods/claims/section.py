@@ -7,7 +7,7 @@ import torch
 
 from ...draw.text import with_minus_signs
 from ...maths.intervals import TextMeans
-from ...runs.claims import interval_of
+from ...results.sentences import interval_of
 from .set_effects import OtherTask
 from .set_test import ALPHA, SetTest, named
 from .shapes import FEWEST

@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...interventions import Head
-from ...maths.intervals import TextMeans
-from ...results.over_texts import OverTexts
+from ...maths.intervals import LEVEL, TextMeans
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.ablations import METHODS
@@ -30,7 +29,7 @@ VERDICTS: Final = ("confirmed", "in part", "not confirmed", "cannot be confirmed
 
 
 @dataclass(frozen=True, repr=False)
-class SetTest(OverTexts, PagedResult):
+class SetTest(PagedResult):
     """The measurements of a set of heads and of all sets of its shape."""
 
     SUBTRACT = "subtract what you compare: one.harm - other.harm"
@@ -97,14 +96,13 @@ class SetTest(OverTexts, PagedResult):
         """How much worse the model does in each group without each set."""
         return self.harm_in_groups(self.after)
 
-    @property
-    def _measured_values(self) -> Float[Tensor, " group"]:
-        return -self.harm[0] if self.higher_is_better else self.harm[0]
+    @cached_property
+    def _means(self) -> TextMeans:
+        return TextMeans.of_values(-self.harm[0] if self.higher_is_better else self.harm[0])
 
-    @property
-    def _copies(self) -> tuple[int, ...]:
-        # Values are those of groups, and copies of a prompt are in one group.
-        return ()
+    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Low and high end of the t interval of `effect` over groups; NaN for fewer than five groups."""
+        return self._means.interval(level)
 
     @property
     def effect(self) -> float:

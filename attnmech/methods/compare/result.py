@@ -23,9 +23,10 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.stack import Stack
 from ...results.provenance import Provenance
-from ...results.result import PagedResult, TextResult
+from ...results.result import PagedResult
+from ...results.sentences import no_interval
+from ...results.table import TextResult
 from ...runs.ablations import reread
-from ...runs.claims import no_interval
 from ...runs.corpus import CorpusBatch
 from ...runs.sweep import batches_of
 from .matching import matched, pattern_divergence, reordered

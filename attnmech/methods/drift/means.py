@@ -12,20 +12,17 @@ from torch import Tensor
 
 from ...basics.arguments import option
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
-from ...maths.statistic import WithStatistics
 from ...results.by_layer import by_layer
-from ...runs.claims import interval_note
+from ...results.sentences import interval_note
 from ...runs.groups import distinct_texts
 from ...runs.summed import Summed
-from .sums import STATISTICS
+from .sums import STATISTICS, DriftStatistics
 from .word_types import ORDINARY, WORD_TYPES
 
 
 @dataclass(frozen=True, repr=False)
-class DriftMeans(WithStatistics, Summed):
+class DriftMeans(DriftStatistics, Summed):
     """The means of drift, computed from sums over texts."""
-
-    STATISTICS = STATISTICS
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "statistic type layer group"],

@@ -22,7 +22,7 @@ from ...draw.text import quoted, shorten, visible_token, with_minus_signs
 from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...runs.claims import no_interval
+from ...results.sentences import no_interval
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream

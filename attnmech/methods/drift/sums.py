@@ -22,53 +22,50 @@ from ...runs.reducer import Reducer, Run, State
 from .formulas import SIMILARITIES, Scan, churn, directions, sum_over_pairs
 from .word_types import FUNCTION_WORDS, ORDINARY, WORD_TYPES, word_types
 
-STATISTICS: Final = Statistics(
-    Statistic(
-        name="cosine",
+
+class DriftStatistics:
+    """How far the stream at each token is from its own embedding."""
+
+    cosine = Statistic(
         meaning="Mean cosine between the stream and its token's own row.",
         label="cosine to the token's own embedding",
         bounds=(-1.0, 1.0),
-    ),
-    Statistic(
-        name="centred_cosine",
+    )
+    centred_cosine = Statistic(
         meaning="`cosine` after subtracting means: that of the text's ordinary tokens, and that of all rows.",
         bounds=(-1.0, 1.0),
-    ),
-    Statistic(
-        name="dot",
+    )
+    dot = Statistic(
         meaning="Mean dot product between the stream and its token's own row.",
         bounds=(-math.inf, math.inf),
-    ),
-    Statistic(
-        name="rank",
+    )
+    rank = Statistic(
         meaning="Mean number of rows more similar than the token's own; a few tokens may dominate this mean, but not "
         "`log_rank`.",
         short="rank of the token's own row",
         bounds=(0.0, math.inf),
-    ),
-    Statistic(name="log_rank", meaning="Mean of log10(1 + rank).", bounds=(0.0, math.inf)),
-    Statistic(
-        name="churn",
+    )
+    log_rank = Statistic(meaning="Mean of log10(1 + rank).", bounds=(0.0, math.inf))
+    churn = Statistic(
         meaning="Mean share of the k nearest rows that were not among the k nearest in the layer below; NaN in the "
         "first layer.",
         unit="share",
-    ),
-    Statistic(
-        name="cosine_step",
+    )
+    cosine_step = Statistic(
         meaning="Mean absolute change of the cosine since the layer below.",
         bounds=(0.0, math.inf),
-    ),
-    Statistic(
-        name="rank_step",
+    )
+    rank_step = Statistic(
         meaning="Mean absolute change of log10(1 + rank) since the layer below.",
         bounds=(0.0, math.inf),
-    ),
-    Statistic(
-        name="vocabulary_cosine",
+    )
+    vocabulary_cosine = Statistic(
         meaning="Mean cosine between the stream and all rows.",
         bounds=(-1.0, 1.0),
-    ),
-)
+    )
+
+
+STATISTICS: Final = Statistics(DriftStatistics, Statistic)
 """The statistics of every token in every layer, in the order of the axis `statistic`."""
 
 PLACES: Final = ("resid_mid", "resid_post")

@@ -32,8 +32,8 @@ from ...results.circuit import Circuit
 from ...results.graph import Graph
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
+from ...results.sentences import interval_of, no_interval
 from ...runs.ablations import reread
-from ...runs.claims import interval_of, no_interval
 from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.edge_passes import patched_edges
 from ...runs.metrics import SAME_METRIC, Metric, MetricLike

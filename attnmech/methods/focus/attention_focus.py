@@ -23,7 +23,7 @@ from ...draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
-from ...maths.focus import STATISTICS, collapse_class
+from ...maths.focus import FocusStatistics, collapse_class
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
 from ...runs.focus_sums import BY_ROW, FocusSums
@@ -95,13 +95,13 @@ class FocusReducer(FocusSums):
 
 
 @dataclass(frozen=True, repr=False)
-class AttentionFocus(RowMeans):
+class AttentionFocus(FocusStatistics, RowMeans):
     """Where a model's heads attend: statistics of attention, averaged over the rows of the texts.
 
     Shares and masses are from 0 to 1, entropy is in nats, distance in tokens. NaN where no row defines a statistic.
     """
 
-    STATISTICS = STATISTICS
+    MAIN = "first_top"
     BY_ROW = BY_ROW
     STATE: ClassVar[Mapping[str, Any]] = {
         **RowMeans.STATE,
@@ -186,7 +186,7 @@ class AttentionFocus(RowMeans):
         row sees two keys, as in texts of one token.
         """
         mass, entropy = self.bos_mass, self._over_all_rows("entropy")
-        with_choice = self.state["counts"][STATISTICS.place("tied_top")].sum(dim=(0, -1)) > 0
+        with_choice = self.state["counts"][self.STATISTICS.place("tied_top")].sum(dim=(0, -1)) > 0
         mass = mass + self._by_layer(torch.where(with_choice, 0.0, torch.nan))
         return tuple(
             tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
@@ -195,24 +195,26 @@ class AttentionFocus(RowMeans):
 
     def _over_all_rows(self, statistic: str) -> Float[Tensor, "layer head"]:
         rows = self._all_rows("rows").sum()
-        return self._by_layer(self.state["sums"][STATISTICS.place(statistic)].sum(dim=(0, -1)) / rows)
+        return self._by_layer(self.state["sums"][self.STATISTICS.place(statistic)].sum(dim=(0, -1)) / rows)
 
     def _all_rows(self, name: str) -> Tensor:
         return self._kept(name, "it is defined over all rows, but this result has only selected rows")
 
     # -- figures ----------------------------------------------------------------------------------------------
 
-    def plot(self, figure: str = "first_focus", *, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Draws figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); the figure is returned, not shown.
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws figure 4 ("self_focus"), 5 ("first_focus", the default) or 6 ("concentration").
 
         Any statistic, such as "previous_top" or "entropy", can be drawn as a map of layers × heads; a difference also
-        shows figures 4 to 6 as such maps. `layer` and `head` select a head to ring or frame.
+        shows figures 4 to 6 as such maps. `layer` and `head` select a head to ring or frame. The figure is returned,
+        not shown.
         """
-        option("figure", figure, dict.fromkeys((*FIGURES, *STATISTICS)))
+        known = dict.fromkeys((*FIGURES, *self.STATISTICS))
+        figure = "first_focus" if figure is None else option("figure", figure, known)
         if self._crosses and figure == "self_focus":
             raise InputError('no key of cross-attention is the token itself; use "first_focus" or "concentration".')
         if self.parts is not None or figure not in FIGURES:
-            return self._statistic_map(FIGURES.get(figure, figure), layer, head)
+            return self._map(FIGURES.get(figure, figure), layer, head)
         chosen = None if layer is None or head is None else (layer, head)
         return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
 
@@ -224,17 +226,16 @@ class AttentionFocus(RowMeans):
         def array(value: Tensor) -> Any:
             return value[list(self.layers)].float().numpy()
 
-        ends = {name: self.interval(name) for name in FOCUS_NUMBERS}
-        known = {name: pair for name, pair in ends.items() if pair is not None}
+        ends = {name: self[name].interval() for name in FOCUS_NUMBERS}
         left_out = "" if "first" in self.chosen else f" The first row of each {nouns.text} is excluded."
         return FocusNumbers(
             layers=self.layers,
             crosses=self._crosses,
             nouns=nouns,
-            **{name: array(self.mean(name)) for name in FOCUS_NUMBERS},
+            **{name: array(self[name].mean) for name in FOCUS_NUMBERS},
             rows=f"Rows that see only one key are excluded.{left_out}",
-            low={name: array(low) for name, (low, _) in known.items()},
-            high={name: array(high) for name, (_, high) in known.items()},
+            low={name: array(low) for name, (low, _) in ends.items()},
+            high={name: array(high) for name, (_, high) in ends.items()},
         )
 
     def sections(self, call: str = "focus", layers: Sequence[int] = (), nouns: Nouns = TEXT) -> "list[Section]":
@@ -267,10 +268,10 @@ class AttentionFocus(RowMeans):
             if tied > 0
             else (f"L{layer}H{head}", "s")
         )
-        ends = self.simultaneous("first_top")
+        ends = self.simultaneous()
         known = (
             ""
-            if ends is None or bool(ends[0][layer, head].isnan())
+            if bool(ends[0][layer, head].isnan())
             else f"; 95 % interval, corrected for {counted(len(self.layers) * per_layer, noun='head')}: "
             f"{percent(float(ends[0][layer, head]), 0)} to {percent(float(ends[1][layer, head]), 0)}"
         )
@@ -300,7 +301,7 @@ class AttentionFocus(RowMeans):
     # -----------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, every statistic, its `_low` and `_high` where there is an interval, and the
+        """One row per head: layer, head, every statistic with the ends `_low` and `_high` of its interval, and the
         collapse class.
         """
         frame = super().to_frame()

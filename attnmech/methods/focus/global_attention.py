@@ -4,12 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...basics.arguments import option
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import percent
@@ -27,23 +25,25 @@ from ...runs.row_means import RowMeans, closed, sum_of_states
 from ...runs.stream import stream
 from ...runs.token_types import ROW_CLASSES, row_classes
 
-MASSES: Final = Statistics(
-    Statistic(
-        name="global_mass",
+
+class GlobalMasses:
+    """The masses of each row on global tokens and in the window."""
+
+    global_mass = Statistic(
         meaning="Mean attention of local tokens to the global ones.",
         label="attention of local tokens to global ones",
-    ),
-    Statistic(
-        name="window_mass",
+    )
+    window_mass = Statistic(
         meaning="Mean attention of local tokens to the other keys of their windows.",
         label="attention in the window",
-    ),
-    Statistic(
-        name="uniform_global_mass",
+    )
+    uniform_global_mass = Statistic(
         meaning="`global_mass` if every row attended uniformly to the keys that it sees.",
-    ),
-    Statistic(name="among_global", meaning="Mean attention of global tokens to global tokens."),
-)
+    )
+    among_global = Statistic(meaning="Mean attention of global tokens to global tokens.")
+
+
+MASSES: Final = Statistics(GlobalMasses, Statistic)
 """The masses measured on every row, in the order of the axis `statistic`."""
 
 FIGURES: Final = ("global_mass", "window_mass")
@@ -148,22 +148,18 @@ class GlobalReducer(Reducer):
 
 
 @dataclass(frozen=True, repr=False)
-class GlobalAttention(RowMeans):
+class GlobalAttention(GlobalMasses, RowMeans):
     """How much heads attend to global tokens and within their window, averaged over the rows of the texts.
 
     Shares of a row's attention, from 0 to 1; NaN where no row defines a mass.
     """
 
-    STATISTICS = MASSES
+    MAIN = "global_mass"
 
     @classmethod
     def of(cls, state: State, source: Source, **more: Any) -> "GlobalAttention":
         """The result of a state; the first row of each text counts."""
         return super().of(state, source, **more).where(first_row=True)
-
-    def plot(self, figure: str = "global_mass") -> "go.Figure":
-        """Draws layers × heads, coloured by `global_mass`, `window_mass` or another mass; returned, not shown."""
-        return self._statistic_map(option("figure", figure, MASSES))
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:

@@ -5,7 +5,6 @@ Formulas: docs/formulas.md#function-heads.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Final, Self, Unpack
 
 import torch
@@ -23,8 +22,8 @@ from ...maths.float64 import as_float64
 from ...maths.intervals import TextMeans
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, subtracted
+from ...results.sentences import interval_note
 from ...runs.ablations import checked_seed, one_by_one
-from ...runs.claims import interval_note
 from ...runs.effects import HeadEffects, head_fields
 from ...runs.journal import owning_journal
 from ...runs.options import RunOptions
@@ -41,6 +40,8 @@ class FunctionHeads(HeadEffects):
 
     `before` is ln p of the answer after shuffled examples, `clean` after right ones, in nats.
     """
+
+    SAMPLE = "answer"
 
     clean: Float[Tensor, " text"]
     """ln p of each answer after right examples."""
@@ -66,10 +67,10 @@ class FunctionHeads(HeadEffects):
             dict.fromkeys(self.layers, total[None, None]), f"a function vector of {counted(count, noun='head')}"
         )
 
-    @cached_property
-    def _means(self) -> TextMeans:
-        means = super()._means
-        foils = None if self.against_foils is None else TextMeans.of_values(self.against_foils, self._copies)
+    def _distinct_means(self, name: str, every: TextMeans) -> TextMeans:
+        means = super()._distinct_means(name, every)
+        copies = self.provenance.copies
+        foils = None if self.against_foils is None else TextMeans.of_values(self.against_foils, copies)
         return AgainstFoils(means.above, means.below, foils)
 
     @property
@@ -77,10 +78,10 @@ class FunctionHeads(HeadEffects):
         """The finding in one sentence, and how many clear effects are not on the right answer alone."""
         if self.parts is not None:
             return super().lead
-        means = self._means
+        means = self._main.means
         assert isinstance(means, AgainstFoils)
         count = int((means.clear_alone & ~means.clear).sum())
-        sentence = super().lead.replace(" texts", " answers").replace("1 text ", "1 answer ")
+        sentence = super().lead
         if not count:
             return sentence
         heads = counted(count, noun="head")
@@ -90,8 +91,8 @@ class FunctionHeads(HeadEffects):
     def note(self) -> str:
         """A note on the intervals, which are over answers."""
         prompts, answers = self._n_texts, self._n_distinct
-        same = "" if prompts == answers else f" Prompts with the same answer count as one text ({prompts} prompts)."
-        return f"{interval_note(answers)}{same}"
+        same = "" if prompts == answers else f" Prompts with the same answer count as one ({prompts} prompts)."
+        return f"{interval_note(answers, sample=self.SAMPLE)}{same}"
 
     @property
     def _title(self) -> str:
@@ -111,7 +112,7 @@ class FunctionHeads(HeadEffects):
     def _prompts(self) -> str:
         """The number of prompts in words, and how many answers they have if some have the same."""
         if self.parts is not None or self._n_texts == self._n_distinct:
-            return self._texts.replace("text", "prompt")
+            return self._texts.replace("answer", "prompt")
         return f"{counted(self._n_texts, noun='prompt')} ({counted(self._n_distinct, noun='answer')})"
 
     def _minus(self, other: Self, paired: bool) -> Self:

@@ -32,7 +32,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
-from ...runs.claims import PALE, for_map, interval_note, interval_of
+from ...results.sentences import PALE, for_map, interval_note, interval_of
 from ...runs.groups import by_group, joined
 from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text

@@ -29,7 +29,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
-from ...runs.claims import for_map
+from ...results.sentences import for_map
 from ...runs.words import words_of
 
 LEAST_PAIRS: Final = 5

@@ -20,13 +20,12 @@ from ...basics.nouns import counted
 from ...draw.figure_page import table_html
 from ...draw.section import Section
 from ...errors import InputError
-from ...maths.statistic import WithStatistics
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.token_types import TOKEN_TYPES
 from .figures import criterion_curve, joint_scatter
 from .formulas import spread_ratio
-from .numbers import NUMBERS
+from .numbers import NUMBERS, HeadNumbers
 from .page import embedding_section, embedding_view
 from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView
 from .patch_images import PatchImages
@@ -60,12 +59,10 @@ class Anomaly(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class EmbeddedPoints(WithStatistics, PagedResult):
+class EmbeddedPoints(HeadNumbers, PagedResult):
     """Queries and keys of heads as points in one space, with their measurements."""
 
     SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
-
-    STATISTICS = NUMBERS
 
     heads: tuple[tuple[int, int], ...]
     """The embedded heads as (layer, head), in the order of the axis `chosen`."""

@@ -15,16 +15,16 @@ class Number(Statistic):
     """The meaning of the number, in the words of the page."""
 
 
-NUMBERS: Final = Statistics(
-    Number(
-        name="scale",
+class HeadNumbers:
+    """The numbers of each embedded head."""
+
+    scale = Number(
         meaning='c of each head; NaN with `geometry="exact"`.',
         short="scale c",
         bounds=(0.0, math.inf),
         printed=True,
-    ),
-    Number(
-        name="correlation",
+    )
+    correlation = Number(
         meaning="""The correlation of distance and dot product (for geometry="exact", of distance and score), before "
                 "projection.
 
@@ -34,39 +34,34 @@ NUMBERS: Final = Statistics(
         label="correlation",
         bounds=(-1.0, 1.0),
         printed=True,
-    ),
-    Number(
-        name="plain_correlation",
+    )
+    plain_correlation = Number(
         meaning="Pearson's correlation over all pairs, without weights, before projection. For one query it approaches "
         "−1 as c grows, whatever the vectors are.",
         label="correlation, unweighted",
         reading="between the same distance and product, over all pairs alike",
         bounds=(-1.0, 1.0),
-    ),
-    Number(
-        name="spearman",
+    )
+    spearman = Number(
         meaning="The rank correlation over all pairs, before projection.",
         label="Spearman",
         bounds=(-1.0, 1.0),
         printed=True,
-    ),
-    Number(
-        name="row_spearman",
+    )
+    row_spearman = Number(
         meaning='With `geometry="exact"`: the rank correlation of distance and score furthest from −1 among all '
         "queries.",
         label="Spearman, worst query",
         reading="rank correlation of distance and score over the keys of the query furthest from −1",
         bounds=(-1.0, 1.0),
-    ),
-    Number(name="query_norm", meaning="The median norm of queries, before scale and shift.", bounds=(0.0, math.inf)),
-    Number(name="key_norm", meaning="The median norm of keys, before scale and shift.", bounds=(0.0, math.inf)),
-    Number(
-        name="centroid_distance",
+    )
+    query_norm = Number(meaning="The median norm of queries, before scale and shift.", bounds=(0.0, math.inf))
+    key_norm = Number(meaning="The median norm of keys, before scale and shift.", bounds=(0.0, math.inf))
+    centroid_distance = Number(
         meaning="The distance between the means of queries and keys after scaling, before the shift: ‖c q̄ − k̄ / c‖.",
         bounds=(0.0, math.inf),
-    ),
-    Number(
-        name="separation",
+    )
+    separation = Number(
         meaning="`centroid_distance` in spreads; a spread is the root mean square distance of a point from the mean "
         "of its kind.",
         label="distance of centroids, in spreads",
@@ -74,9 +69,8 @@ NUMBERS: Final = Statistics(
         "centroid of its kind",
         bounds=(0.0, math.inf),
         printed=True,
-    ),
-    Number(
-        name="shift_share",
+    )
+    shift_share = Number(
         meaning="""The share of q̄·k in what distinguishes the keys of a row; the shift removes this part from "
                 "distances.
 
@@ -86,21 +80,21 @@ NUMBERS: Final = Statistics(
         label="share lost by the shift",
         reading="the part of the score differences between keys that is due to the mean query and lost from distances",
         bounds=(-math.inf, math.inf),
-    ),
-    Number(
-        name="attention_change",
+    )
+    attention_change = Number(
         meaning="""The largest change of a probability when scores are computed from the points: 0 up to rounding.
 
         A shift adds a constant to each row of scores. With a soft cap or a sink, that does change attention.
         """,
         label="change of attention",
         reading="the largest change of a probability by scale and shift; above rounding only with a soft cap or a sink",
-    ),
-    Number(
-        name="first_attention",
+    )
+    first_attention = Number(
         meaning="The mean attention to a text's first token, over all other rows.",
         label="attention to first token",
         reading="mean over all other rows",
-    ),
-)
+    )
+
+
+NUMBERS: Final = Statistics(HeadNumbers, Number)
 """All numbers measured on every head before projection."""

@@ -23,29 +23,38 @@ from ...draw.section import Section
 from ...draw.text import percent, with_minus_signs
 from ...errors import InputError
 from ...maths.focus import STATISTICS as OF_FOCUS
-from ...maths.focus import collapse_class
+from ...maths.focus import FocusStatistics, collapse_class
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...maths.outliers import critical_score, robust_scores, spread_of
 from ...maths.statistic import Statistic, Statistics
 from ...maths.update_statistics import STATISTICS as OF_UPDATES
+from ...maths.update_statistics import UpdateStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
-from ...runs.claims import interval_note
-from ...runs.groups import distinct_texts
+from ...results.quantity import Places
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
-from ...runs.summed import Summed
+from ...runs.summed import SummedTable
 from ...runs.token_types import ROW_CLASSES
 from .odd_head_sums import FAR, OddHeadSums
 
-STATISTICS: Final = Statistics(
-    Statistic(name="bos_mass", meaning="Mean probability of the first token over all rows.", short="BOS mass"),
-    *(OF_FOCUS[name] for name in ("entropy", "concentration", "self_mass", "distance")),
-    Statistic(name="far_ordinary", meaning="Long-range mass without the first token.", short="long-range mass"),
-    *(OF_UPDATES[name] for name in ("magnitude", "orientation")),
-)
+
+class OddHeadStatistics:
+    """What attention does on each row, and what a head writes there."""
+
+    bos_mass = Statistic(meaning="Mean probability of the first token over all rows.", short="BOS mass")
+    entropy = FocusStatistics.entropy
+    concentration = FocusStatistics.concentration
+    self_mass = FocusStatistics.self_mass
+    distance = FocusStatistics.distance
+    far_ordinary = Statistic(meaning="Long-range mass without the first token.", short="long-range mass")
+    magnitude = UpdateStatistics.magnitude
+    orientation = UpdateStatistics.orientation
+
+
+STATISTICS: Final = Statistics(OddHeadStatistics, Statistic)
 """The statistics by which heads are compared."""
 
 CLASSES: Final = ("dead", "sink", "low entropy")
@@ -116,7 +125,7 @@ class OddHeadsReducer(OddHeadSums):
 
 
 @dataclass(frozen=True, repr=False)
-class OddHeads(Summed):
+class OddHeads(OddHeadStatistics, SummedTable):
     """Heads that stand out: each head's class of collapse, its robust scores among all heads, and its long-range mass.
 
     Masses are from 0 to 1, entropy is in nats, distance in tokens, magnitude in units of the stream's norm; values are
@@ -138,6 +147,8 @@ class OddHeads(Summed):
         "digests": Int[Tensor, " group"],
     }
     """The types of the entries of `state`."""
+
+    MAIN = "magnitude"
 
     beyond: int
     """The smallest distance of a far key, in tokens."""
@@ -165,27 +176,13 @@ class OddHeads(Summed):
         return self._uniform(0)
 
     @property
-    def far_ordinary(self) -> Float[Tensor, "layer head"]:
-        """`far_mass` without the text's first token."""
-        return self.mean("far_ordinary")
-
-    @property
     def far_ordinary_baseline(self) -> Float[Tensor, " layer"]:
         """`far_ordinary` under uniform attention to the keys that each row sees, including the first token."""
         return self._uniform(1)
 
-    def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
-        """The mean of one of `STATISTICS` over rows."""
-        return self._by_layer(self._means_of(option("statistic", statistic, STATISTICS)).mean)
-
-    def interval(self, statistic: str) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high ends of a mean's pointwise 95 % t interval over texts; NaN for fewer than five texts."""
-        low, high = self._means_of(option("statistic", statistic, STATISTICS)).interval()
-        return self._by_layer(low), self._by_layer(high)
-
     def score(self, statistic: str) -> Float[Tensor, "layer head"]:
         """The robust score of each head among all heads measured; magnitudes are compared by their logarithms."""
-        means = self._means_of(option("statistic", statistic, STATISTICS)).mean
+        means = self._by_text(option("statistic", statistic, STATISTICS)).mean
         return self._by_layer(robust_scores(_compared(statistic, means)))
 
     @property
@@ -194,7 +191,7 @@ class OddHeads(Summed):
         texts have one token.
         """
         # The only row of a text of one token has nothing to choose from.
-        mass = self.mean("bos_mass").masked_fill(self.mean("entropy").isnan(), math.nan)
+        mass = self.bos_mass.masked_fill(self.entropy.isnan(), math.nan)
         entropy = self._by_layer(self._of_focus("entropy", first=True).mean)
         return tuple(
             tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
@@ -242,7 +239,7 @@ class OddHeads(Summed):
     def _row(self, reason: str, statistic: str, place: int, head: int) -> dict[str, Any]:
         number = STATISTICS.place(statistic)
         low, high = (float(end[number, place, head]) for end in self._simultaneous)
-        means = self._means_of(statistic).mean
+        means = self._by_text(statistic).mean
         middle, wide = spread_of(_compared(statistic, means).flatten())
         ends = _compared(statistic, torch.tensor([low, high]).clamp_min(0 if statistic == "magnitude" else -math.inf))
         beyond = (ends - middle) / wide if wide > 0 else torch.zeros(2)
@@ -261,30 +258,30 @@ class OddHeads(Summed):
             "steady": steady,
         }
 
+    @property
+    def _places(self) -> Places:
+        return Places.of_heads(self.layers, self._heads, self.n_layers)
+
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, class, unusual (the statistics), far_mass and far_baseline, and for each
+        """One row per head: layer, head, class, unusual (the statistics), far_mass and its baselines, and for each
         statistic its mean, its pointwise interval (`_low`, `_high`) and its score.
         """
-        rows, collapse = list(self.layers), self.collapse
+        frame, collapse = super().to_frame(), self.collapse
         unusual = self.odd[self.odd["reason"] == "unusual"]
         named = {place: ", ".join(some["statistic"]) for place, some in unusual.groupby(["layer", "head"], sort=False)}
-        places = [(layer, head) for layer in rows for head in range(self._heads)]
-        columns: dict[str, Any] = {
-            "layer": [layer for layer, _ in places],
-            "head": [head for _, head in places],
-            "class": [collapse[layer][head] for layer, head in places],
-            "unusual": [named.get(place, "") for place in places],
-            "far_mass": self.far_mass[rows].flatten().tolist(),
-            "far_baseline": self.far_baseline[rows].repeat_interleave(self._heads).tolist(),
-            "far_ordinary_baseline": self.far_ordinary_baseline[rows].repeat_interleave(self._heads).tolist(),
-        }
-        for name in STATISTICS:
-            numbers = {"": self.mean(name), "_score": self.score(name)}
-            numbers["_low"], numbers["_high"] = self.interval(name)
-            columns |= {f"{name}{ending}": value[rows].flatten().tolist() for ending, value in numbers.items()}
-        frame = pd.DataFrame(columns)
-        frame.attrs["intervals"] = interval_note(len(self.state["groups"]), self.documents - self._distinct)
+        places = list(zip(frame["layer"], frame["head"], strict=True))
+        frame.insert(2, "class", [collapse[layer][head] for layer, head in places])
+        frame.insert(3, "unusual", [named.get(place, "") for place in places])
         return frame
+
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        baselines = {"far_baseline": self.far_baseline, "far_ordinary_baseline": self.far_ordinary_baseline}
+        return {
+            "far_mass": self.far_mass,
+            **{name: value[:, None].expand(-1, self._heads) for name, value in baselines.items()},
+            **{f"{name}_score": self.score(name) for name in self.quantities},
+        }
 
     def far_by_type(self, types: Mapping[tuple[int, int], str]) -> pd.DataFrame:
         """Long-range mass by type of head, the largest first: number of heads, means with and without the first key.
@@ -300,37 +297,30 @@ class OddHeads(Summed):
 
     # -- display ----------------------------------------------------------------------------------------------
 
-    def plot(self, statistic: str = "most unusual") -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by the robust score of a statistic or by each head's most extreme score.
 
         The figure is returned, not shown.
         """
-        option("statistic", statistic, ("most unusual", *STATISTICS))
-        if statistic == "most unusual":
+        if figure is None:
             scores = torch.stack([self.score(name)[list(self.layers)] for name in STATISTICS]).nan_to_num(0.0)
-            shown = scores.gather(0, scores.abs().argmax(dim=0, keepdim=True))[0]
+            shown, name = scores.gather(0, scores.abs().argmax(dim=0, keepdim=True))[0], "most unusual"
         else:
-            shown = self.score(statistic)[list(self.layers)]
-        nothing = torch.full_like(shown, torch.nan).numpy()
-        label = f"score, {STATISTICS[statistic].title if statistic in STATISTICS else statistic}"
-        return effect_map(shown.numpy(), nothing, nothing, layers=self.layers, label=label)
-
-    @property
-    def _distinct(self) -> int:
-        """The number of texts if copies count once."""
-        return distinct_texts(self.state, self.documents)
+            shown = self.score(figure)[list(self.layers)]
+            name = STATISTICS[figure].title
+        return effect_map(shown, layers=self.layers, label=f"score, {name}")
 
     @property
     def lead(self) -> str:
         """The finding in one paragraph."""
         heads, odd = len(self.layers) * self._heads, self.odd
-        if bool(self.mean("entropy").isnan().all()):
-            texts = counted(self.documents, self._distinct)
+        if bool(self.entropy.isnan().all()):
+            texts = self._texts
             return f"On {texts}, no token after the first sees two keys, so how heads attend is not measured."
         counts = [_counted(int((odd["reason"] == name).sum()), name) for name in CLASSES]
         unusual = odd[odd["reason"] == "unusual"]
         several = len(unusual[["layer", "head"]].drop_duplicates())
-        texts = counted(self.documents, self._distinct)
+        texts = self._texts
         most = ""
         if several:
             first = unusual.iloc[0]
@@ -398,17 +388,16 @@ class OddHeads(Summed):
     def _by_layer(self, values: Tensor) -> Tensor:
         return by_layer(values, self.layers, self.n_layers)
 
-    def _means_of(self, statistic: str) -> TextMeans:
-        """Returns the means over texts of one of `STATISTICS`, `[layer head]` for the measured layers."""
-        if statistic == "far_ordinary":
+    def _by_text(self, name: str) -> TextMeans:
+        if name == "far_ordinary":
             return self._far(1)
-        if statistic == "bos_mass":
+        if name == "bos_mass":
             # The mean is over all rows, including those that do not see the first token.
             mass = self.state["focus_sums"][OF_FOCUS.place("first_mass")].sum(dim=0)
             return TextMeans.of_ratio(mass, self.state["focus_counts"][OF_FOCUS.place("entropy")].sum(dim=0))
-        if statistic in OF_FOCUS:
-            return self._of_focus(statistic)
-        sums, counts = (self.state[name][OF_UPDATES.place(statistic)] for name in ("update_sums", "update_counts"))
+        if name in OF_FOCUS:
+            return self._of_focus(name)
+        sums, counts = (self.state[entry][OF_UPDATES.place(name)] for entry in ("update_sums", "update_counts"))
         above, below = (values[: ROW_CLASSES.index("first")].sum(dim=0) for values in (sums, counts))
         return TextMeans.of_ratio(above, below)
 
@@ -428,7 +417,7 @@ class OddHeads(Summed):
     @cached_property
     def _simultaneous(self) -> tuple[Tensor, Tensor]:
         """Intervals `[statistic layer head]` that hold for all heads and statistics together."""
-        means = [self._means_of(name) for name in STATISTICS]
+        means = [self._by_text(name) for name in STATISTICS]
         return TextMeans(
             *(torch.stack([getattr(one, name) for one in means]) for name in ("above", "below"))
         ).simultaneous()

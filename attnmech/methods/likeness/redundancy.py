@@ -30,7 +30,7 @@ from ...maths.intervals import LEVEL, checked_level
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
-from ...runs.claims import interval_of
+from ...results.sentences import interval_of
 from ...runs.groups import distinct_texts
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State

@@ -23,15 +23,16 @@ from ...draw.chart import at_head
 from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
-from ...maths.intervals import LEVEL, TextMeans
+from ...maths.intervals import TextMeans
+from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, subtracted
-from ...results.over_texts import clarity_of
 from ...results.provenance import Provenance
-from ...results.result import TextResult
+from ...results.quantity import Places
+from ...results.sentences import no_interval
+from ...results.table import TextResult
 from ...runs.ablations import reread
-from ...runs.claims import no_interval
 from ...runs.effects import HeadEffects, effects_of, unit_of
 from ...runs.engine import Change
 from ...runs.journal import owning_journal
@@ -49,6 +50,11 @@ INTERVENTIONS: Final = {
     "only_sink": "the values of all keys except the sink become 0",
 }
 """The interventions, in the order of measurement; each is applied to one head at a time."""
+
+
+def _effect(name: str) -> Statistic:
+    meaning = f"The change of the metric if {INTERVENTIONS[name]}."
+    return Statistic(meaning=meaning, tested=True, bounds=(-math.inf, math.inf))
 
 
 @public
@@ -187,13 +193,44 @@ def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: st
     return [(made[name],) for name in INTERVENTIONS]
 
 
+class NullStatistics:
+    """What a head does at its sink, and the effects of the `INTERVENTIONS` on it."""
+
+    sink_mass = Statistic(
+        meaning="Mean attention to the sink from the rows outside it; a row that cannot see the sink counts as 0."
+    )
+    value_ratio = Statistic(
+        meaning="‖v_sink W_O‖ / median_j ‖v_j W_O‖ over the other tokens j; with several special tokens, ‖v_sink W_O‖ "
+        "is a mean over them, weighted by the attention that each receives.",
+        bounds=(0.0, math.inf),
+    )
+    update_at_sink = Statistic(
+        meaning="The mean of ‖u‖ / ‖x‖ on the rows that attend most to the sink, excluding the sink's own row.",
+        bounds=(0.0, math.inf),
+    )
+    update_elsewhere = Statistic(
+        meaning="The mean of ‖u‖ / ‖x‖ on the rows that attend most to another key.", bounds=(0.0, math.inf)
+    )
+    update_difference = Statistic(
+        meaning="Update at the sink minus update elsewhere, over the texts that have rows of both kinds. Figure 10 "
+        "claims that heads write less while they attend to the sink: that holds where the whole interval is below 0.",
+        bounds=(-math.inf, math.inf),
+    )
+    remove = _effect("remove")
+    zero_value = _effect("zero_value")
+    mean_value = _effect("mean_value")
+    only_sink = _effect("only_sink")
+
+
 @dataclass(frozen=True, repr=False)
-class NullAttention(TextResult):
+class NullAttention(NullStatistics, TextResult):
     """How much each head attends to its sink, what it writes from there, and whether this matters.
 
     Every number is computed per text and then averaged over the texts that define it; it is NaN if no text does, and
     for heads that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
     """
+
+    MAIN = "zero_value"
 
     sink: str
     """The kind of sink: "first", "most_attended" or "special"."""
@@ -233,43 +270,6 @@ class NullAttention(TextResult):
         """The metric in which effects are measured."""
         return self._first.metric
 
-    @property
-    def sink_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to the sink from the rows outside it; a row that cannot see the sink counts as 0."""
-        return self._mean("sink_mass")
-
-    @property
-    def value_ratio(self) -> Float[Tensor, "layer head"]:
-        """‖v_sink W_O‖ / median_j ‖v_j W_O‖ over the other tokens j.
-
-        With several special tokens, ‖v_sink W_O‖ is a mean over them, weighted by the attention that each token
-        receives.
-        """
-        return self._mean("value_ratio")
-
-    @property
-    def update_at_sink(self) -> Float[Tensor, "layer head"]:
-        """The mean of ‖u‖ / ‖x‖ on the rows that attend most to the sink, excluding the sink's own row."""
-        return self._mean("update_at_sink")
-
-    @property
-    def update_elsewhere(self) -> Float[Tensor, "layer head"]:
-        """The mean of ‖u‖ / ‖x‖ on the rows that attend most to another key."""
-        return self._mean("update_elsewhere")
-
-    @property
-    def update_difference(self) -> Float[Tensor, "layer head"]:
-        """Update at the sink minus update elsewhere, over the texts that have rows of both kinds.
-
-        Figure 10 claims that heads write less while they attend to the sink. That holds where the whole interval is
-        below 0.
-        """
-        return self._difference.nanmean(dim=-1)
-
-    def update_interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high ends of the t interval of `update_difference` over texts; NaN for fewer than five texts."""
-        return TextMeans.of_values(self._difference, self._first.provenance.copies).interval(level)
-
     @cached_property
     def verdict(self) -> tuple[tuple[str, ...], ...]:
         """The verdict on each head of each layer, by the rule of `am.null_attention`; "" for heads not measured.
@@ -303,7 +303,7 @@ class NullAttention(TextResult):
                 if name == "undecided":
                     at = layer, head
                     mean, *ends = (float(numbers[at]) for numbers in (effects.effect, low, high))
-                    needed[at] = texts_to_decide(mean, (ends[0], ends[1]), int(effects._means.texts[at]), self.delta)
+                    needed[at] = texts_to_decide(mean, (ends[0], ends[1]), int(effects["effect"].texts[at]), self.delta)
         return needed
 
     @property
@@ -333,12 +333,25 @@ class NullAttention(TextResult):
     def _first(self) -> HeadEffects:
         return next(iter(self.effects.values()))
 
-    def _mean(self, fact: str) -> Float[Tensor, "layer head"]:
-        return self.facts[FACTS.index(fact)].nanmean(dim=-1)
+    def _by_text(self, name: str) -> TextMeans:
+        if name in INTERVENTIONS:
+            return self.effects[name]._by_text("effect")
+        facts = dict(zip(FACTS, self.facts, strict=True))
+        return TextMeans.of_values(
+            facts["update_at_sink"] - facts["update_elsewhere"] if name == "update_difference" else facts[name]
+        )
+
+    def _distinct_means(self, name: str, every: TextMeans) -> TextMeans:
+        return every.merged(self._first.provenance.copies)
 
     @property
-    def _difference(self) -> Float[Tensor, "layer head text"]:
-        return self.facts[FACTS.index("update_at_sink")] - self.facts[FACTS.index("update_elsewhere")]
+    def _places(self) -> Places:
+        layer, head = self._asked.nonzero().T
+        rows = {"layer": layer.tolist(), "head": head.tolist()}
+        return Places(rows, (layer, head), lambda place: f"L{place[0]}H{place[1]}")
+
+    def _clarity_prefix(self, name: str) -> str | None:
+        return f"{name}_" if name in INTERVENTIONS else None
 
     # -- display ----------------------------------------------------------------------------------------------
 
@@ -348,51 +361,36 @@ class NullAttention(TextResult):
         Effects are NaN for heads that were not changed. `texts_needed` estimates how many texts would decide an
         undecided head.
         """
-        columns: dict[str, Tensor] = {name: self._mean(name) for name in FACTS}
-        columns["update_difference"] = self.update_difference
-        columns["update_difference_low"], columns["update_difference_high"] = self.update_interval()
-        for name, effects in self.effects.items():
-            columns[name] = effects.effect
-            columns[f"{name}_low"], columns[f"{name}_high"] = effects.interval()
-            columns |= {f"{name}_{flag}": value for flag, value in clarity_of(effects._means).items()}
-        places = self._asked.nonzero()
-        layer, head = places.unbind(dim=1)
-        frame = pd.DataFrame(
-            {
-                "layer": layer.tolist(),
-                "head": head.tolist(),
-                **{name: value[layer, head].tolist() for name, value in columns.items()},
-                "verdict": [self.verdict[row][column] for row, column in places.tolist()],
-                **({} if self.parts else {"texts_needed": self.texts_needed[layer, head].tolist()}),
-            }
-        )
-        frame.attrs["intervals"] = self._first.note
+        frame, layers = super().to_frame(), self._places.columns
+        frame["verdict"] = [
+            self.verdict[layer][head] for layer, head in zip(layers["layer"], layers["head"], strict=True)
+        ]
         return frame
 
-    def plot(self) -> "go.Figure":
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        return {} if self.parts else {"texts_needed": self.texts_needed}
+
+    @property
+    def note(self) -> str:
+        """A note on the intervals, or on why there are none."""
+        return self._first.note
+
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads: each head's verdict as a colour and a letter, with its numbers in the hover box.
 
         For a difference, the map shows the effects of "zero_value" as colours.
         """
-        if self.parts is not None:
-            return self.effects["zero_value"].plot()
+        if self.parts is not None or figure is not None:
+            return super().plot(figure, layer=layer, head=head)
         rows = list(self.layers)
 
-        def measured(label: str, value: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> HeadValues:
-            low, high = ends or (torch.full_like(value, torch.nan),) * 2
-            return HeadValues(label, *(array[rows].numpy() for array in (value, low, high)))
+        def measured(name: str, label: str = "") -> HeadValues:
+            values = (self[name].mean, *self[name].interval())
+            return HeadValues(label or name.replace("_", " "), *(value[rows].numpy() for value in values))
 
-        numbers = [
-            measured("sink mass", self.sink_mass),
-            measured("value ratio", self.value_ratio),
-            measured("update at the sink", self.update_at_sink),
-            measured("update elsewhere", self.update_elsewhere),
-            measured("difference", self.update_difference, self.update_interval()),
-            *(
-                measured(name.replace("_", " "), effects.effect, effects.interval())
-                for name, effects in self.effects.items()
-            ),
-        ]
+        labels = {"update_at_sink": "update at the sink", "update_difference": "difference"}
+        numbers = [measured(name, labels.get(name, "")) for name in self.quantities]
         verdicts = [self.verdict[layer] for layer in rows]
         return verdict_map(verdicts, numbers, layers=self.layers, null_share=self.null_share[rows].tolist())
 

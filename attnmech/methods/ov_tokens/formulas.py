@@ -56,43 +56,47 @@ def _chance_of_top(vocab: int) -> float:
     return min(1.0, TOP / vocab)
 
 
-OWN: Final = Statistics(
-    OwnStatistic(
-        name="own_rank",
+class OwnTokens:
+    """How heads write the tokens that they read; ties count half."""
+
+    own_rank = OwnStatistic(
         meaning="The mean share of the other tokens whose logit is below the own token's: 1 where the head raises the "
         "own token most, 0 where it lowers it most, 0.5 by chance.",
         label="mean rank of the own token",
         value=lambda own: own.from_bottom / max(1, own.vocab - 1),
         chance=lambda vocab: 0.5,
-    ),
-    OwnStatistic(
-        name="copied",
+    )
+    copied = OwnStatistic(
         meaning=f"The share of the tokens read whose own logit is among the {TOP} that the head raises most.",
         label=f"own token among the {TOP} raised most",
         value=lambda own: own.from_top < TOP,
         chance=_chance_of_top,
-    ),
-    OwnStatistic(
-        name="suppressed",
+    )
+    suppressed = OwnStatistic(
         meaning=f"The share of the tokens read whose own logit is among the {TOP} that the head lowers most (McDougall "
         "et al. 2023).",
         label=f"own token among the {TOP} lowered most",
         value=lambda own: own.from_bottom < TOP,
         chance=_chance_of_top,
-    ),
-)
+    )
+
+
+OWN: Final = Statistics(OwnTokens, OwnStatistic)
 """How heads write the tokens that they read; ties count half."""
 
-STATISTICS: Final[Statistics[Statistic]] = Statistics(
-    *OWN.values(),
-    Statistic(
-        name="successor",
+
+class TokenStatistics(OwnTokens):
+    """The numbers of each head."""
+
+    successor = Statistic(
         meaning="The share of the tokens of ordered classes (digits, letters, number words, weekdays, months) whose "
         "successor is the token of the class that the head raises most (Gould et al. 2023); NaN if the vocabulary "
         "holds too few of them as single tokens.",
         label="successor raised most",
-    ),
-)
+    )
+
+
+STATISTICS: Final = Statistics(TokenStatistics, Statistic)
 """The numbers of each head."""
 
 

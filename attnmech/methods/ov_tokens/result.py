@@ -22,7 +22,6 @@ from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
-from ...maths.statistic import WithStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
@@ -35,7 +34,7 @@ from ...runs.stream import stream
 from .circuits import Circuits
 from .claims import TYPES as CLAIMED
 from .claims import Shares, claimed
-from .formulas import OWN, STATISTICS, TOP, Extremes, OwnPlaces, extremes_of
+from .formulas import OWN, STATISTICS, TOP, Extremes, OwnPlaces, TokenStatistics, extremes_of
 from .pairs import Pair, pairs_chart
 from .successors import Steps, Successors
 from .sums import ScaleSums
@@ -206,13 +205,12 @@ def _stacked(of_layers: Sequence[Extremes], name: str) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class OVTokens(WithStatistics, PagedResult):
+class OVTokens(TokenStatistics, PagedResult):
     """What every head writes when it reads a token: the logits raised and lowered most, and those of the token itself.
 
     Logits are above their mean over the vocabulary, and are what a head would add if it attended to one token only.
     """
 
-    STATISTICS = STATISTICS
     SUBTRACT = "subtract their statistics: one.copied - other.copied"
 
     layers: tuple[int, ...]

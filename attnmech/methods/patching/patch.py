@@ -3,23 +3,23 @@
 Formulas: docs/formulas.md#patching.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, Final, Self, Unpack
 
-import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...basics.arguments import index_of, option, shown
+from ...basics.arguments import index_of, option
 from ...basics.fields import check_rows
 from ...basics.public import public
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Positions, Values, checked_heads
-from ...maths.intervals import LEVEL, TextMeans, difference
+from ...maths.intervals import TextMeans, difference
+from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.heads import require_heads
@@ -43,6 +43,14 @@ BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_o
 class Patched(Effects):
     """How much of the clean run's metric is recovered by patching clean activations into the corrupted run."""
 
+    SAMPLE = "pair"
+    recovered = Statistic(
+        meaning="(patched − corrupted) / (clean − corrupted), where each term is a mean over pairs: 1 if patching "
+        "restores the clean metric. Where it is NaN, `not_recoverable` gives the reason.",
+        bounds=(-math.inf, math.inf),
+        axes="layer place",
+    )
+
     clean: Float[Tensor, " text"]
     """The metric of each clean prompt; `before` is the metric of each corrupted prompt."""
     clean_tokens: tuple[tuple[str, ...], ...]
@@ -52,27 +60,16 @@ class Patched(Effects):
         super()._check()
         check_rows("clean_tokens", self.clean_tokens, len(self.clean))
 
-    @property
-    def recovered(self) -> Float[Tensor, "layer place"]:
-        """(patched − corrupted) / (clean − corrupted), where each term is a mean over pairs: 1 if patching restores the
-        clean metric. Where it is NaN, `not_recoverable` gives the reason.
-        """
-        return self._shares.mean
-
-    def recovered_interval(
-        self, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
-        """Low and high ends of the t interval of `recovered` over pairs; NaN for fewer than five pairs."""
-        return self._shares.interval(level)
-
-    @cached_property
-    def _shares(self) -> TextMeans:
+    def _by_text(self, name: str) -> TextMeans:
+        if name != "recovered":
+            return super()._by_text(name)
         if self.parts is None:
-            return TextMeans.of_ratio(self.per_text, self._gap, self._copies)
-        one, other = (part._shares.at(rows) for part, rows in self._parts_in_rows())
-        if self.paired:
-            return difference(one, other)
-        return TextMeans.of_values((one.mean - other.mean)[..., None])
+            return TextMeans.of_ratio(self.per_text, self._gap)
+        one, other = (part._by_text(name).at(rows) for part, rows in self._parts_in_rows())
+        return difference(one, other) if self.paired else TextMeans.of_values((one.mean - other.mean)[..., None])
+
+    def _label_of(self, name: str) -> str:
+        return f"recovered share of the {self.metric}" if name == "recovered" else super()._label_of(name)
 
     @property
     def not_recoverable(self) -> str | None:
@@ -93,35 +90,20 @@ class Patched(Effects):
         gap = self.clean - self.before
         return gap if self.not_recoverable is None else torch.full_like(gap, torch.nan)
 
-    def to_frame(self) -> pd.DataFrame:
-        """The columns of other sweeps, and clean, recovered, recovered_low and recovered_high."""
-        low, high = self.recovered_interval()
-        index, place = self.swept.nonzero().T
-        shares = {"recovered": self.recovered, "recovered_low": low, "recovered_high": high}
-        columns = {name: value[index, place].numpy() for name, value in shares.items()}
-        return super().to_frame().assign(clean=float(self.clean.mean()), **columns)
-
-    def plot(self, quantity: str = "effect") -> "go.Figure":
-        """Draws layers × heads (or positions), coloured by the "effect" or by the share "recovered"."""
-        if quantity == "effect":
-            return super().plot()
-        if quantity != "recovered":
-            raise InputError(f'`quantity` must be "effect" or "recovered"; got {shown(quantity)}.')
-        return self._map(self._shares, f"recovered share of the {self.metric}")
+    @property
+    def _further(self) -> Mapping[str, Tensor]:
+        return {**super()._further, "clean": self.clean.mean().expand(self.swept.shape)}
 
     @property
-    def lead(self) -> str:
-        """The finding in one sentence."""
+    def _remark(self) -> str:
         reason = self.not_recoverable
-        share = f"; the recovered share is undefined because {reason}" if reason else ""
-        return f"{super().lead.removesuffix('.')}{share}."
+        return f"; the recovered share is undefined because {reason}" if reason else ""
 
     @property
     def _about(self) -> str:
-        pairs = self._texts.replace("text", "pair")
         count = int(self.swept.sum())
         places = f"{count} {self.PLACE}{'' if count == 1 else 's'}"
-        return f"{self._opening}{self.method} at {places} on {pairs}"
+        return f"{self._opening}{self.method} at {places} on {self._texts}"
 
     def _minus(self, other: Self, paired: bool) -> Self:
         tokens = self.clean_tokens if paired and self.clean_tokens == other.clean_tokens else ()
@@ -166,8 +148,8 @@ class PositionEffects(Patched):
         for name, rows in (("tokens", self.tokens), ("clean_tokens", self.clean_tokens)):
             check_rows(name, rows, len(self.clean), self.after.shape[1])
 
-    def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
-        return super()._map(means, label, tokens or self.position_tokens)
+    def _map(self, name: str, layer: int | None = None, head: int | None = None, **look: Any) -> "go.Figure":
+        return super()._map(name, layer, head, tokens=self.position_tokens, **look)
 
     @property
     def position_tokens(self) -> tuple[str, ...]:

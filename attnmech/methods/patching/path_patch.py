@@ -14,8 +14,8 @@ from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...results.sentences import PALE
 from ...runs.ablations import reread
-from ...runs.claims import PALE
 from ...runs.effects import HeadEffects, head_fields
 from ...runs.engine import Receivers
 from ...runs.journal import owning_journal
@@ -36,6 +36,8 @@ class PathEffects(HeadEffects):
     pairs of prompts. NaN where a sender has no path to a receiver.
     """
 
+    SAMPLE = "pair"
+
     receivers: tuple[Head, ...]
     """The heads at which paths end; empty for the logits."""
     through: tuple[str, ...]
@@ -53,9 +55,9 @@ class PathEffects(HeadEffects):
 
     @property
     def _about(self) -> str:
-        count, pairs = int(self.swept.sum()), self._texts.replace("text", "pair")
+        count = int(self.swept.sum())
         senders = "1 head" if count == 1 else f"each of {count} heads in turn"
-        return f"{self._opening}the path from {senders} to {self._where}, on {pairs}"
+        return f"{self._opening}the path from {senders} to {self._where}, on {self._texts}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -9,21 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
-import pandas as pd
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ...basics.arguments import flag, option
+from ...basics.arguments import flag
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.style import term_style
 from ...draw.text import percent
 from ...maths.float64 import as_float64, put
 from ...maths.ranks import rank_correlation
-from ...maths.relative import RELATIVE_TERMS
 from ...maths.statistic import Statistic, Statistics
 from ...maths.variance_shares import row_covariances
 from ...model.attention.observed import RowBlock
@@ -38,8 +35,32 @@ from ...runs.score_audits import ScoreAudits, require_whole
 from ...runs.stream import stream
 from ...runs.token_types import ROW_CLASSES, row_classes
 
-ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)
-"""Every possible term of scores, in the order of the axis `statistic`."""
+
+def _share(term: str, meaning: str) -> Statistic:
+    return Statistic(
+        meaning=f"The share that comes from {meaning}.",
+        label=f"share of {term_style(term).label}",
+        bounds=(-math.inf, math.inf),
+    )
+
+
+class ScoreShares:
+    """Every possible term of scores."""
+
+    position = _share(
+        "position", "the keys' positions (with rotary or ALiBi, their distances), whatever the tokens are"
+    )
+    key_bias = _share("key_bias", "the key, whatever the query is")
+    query_key = _share("query_key", "the match of query and key")
+    query_bias = _share("query_bias", "the query at each distance, whatever the key is")
+    constant = _share("constant", "the product of the biases at each distance")
+    softcap = _share("softcap", "the soft cap's reduction of the score")
+    content_to_position = _share("content_to_position", "the distances that the query's content prefers")
+    position_to_content = _share("position_to_content", "the distances that the key's content prefers")
+
+
+ALL_TERMS: Final = tuple(Statistics(ScoreShares, Statistic))
+"""The terms, in the order of the axis `statistic`."""
 
 
 @public
@@ -161,14 +182,12 @@ def _by_class(
 
 
 @dataclass(frozen=True, repr=False)
-class VarianceShares(RowMeans):
+class VarianceShares(ScoreShares, RowMeans):
     """Each term's share of the variance of scores along a row, for each head. The shares of a head add up to 1; they
     are NaN where no row sees two keys with different scores. Texts are weighted by the variance of their scores.
     """
 
-    STATISTICS = Statistics(
-        *(Statistic(name=term, meaning=f"The share of `{term}`.", bounds=(-math.inf, math.inf)) for term in ALL_TERMS)
-    )
+    MAIN = "position"
 
     centre: str
     """The means at which queries and keys are split; "None" if they are split at the model's own biases."""
@@ -186,7 +205,7 @@ class VarianceShares(RowMeans):
         """The shares, in the order of `ALL_TERMS`: position, key_bias, query_key, query_bias, constant, softcap,
         content_to_position, position_to_content.
         """
-        return torch.stack([self.mean(name) for name in ALL_TERMS])
+        return torch.stack([self[name].mean for name in ALL_TERMS])
 
     @property
     def halves(self) -> tuple[Float[Tensor, "term layer head"], Float[Tensor, "term layer head"]]:
@@ -196,7 +215,7 @@ class VarianceShares(RowMeans):
         halves = []
         for odd in (0, 1):
             here = [place for place, number in enumerate(first) if rank[number] % 2 == odd]
-            means = [of_groups(self._by_group(name), here).mean for name in ALL_TERMS]
+            means = [of_groups(self._by_text(name), here).mean for name in ALL_TERMS]
             halves.append(torch.stack([self._by_layer(mean) for mean in means]))
         return halves[0], halves[1]
 
@@ -205,17 +224,9 @@ class VarianceShares(RowMeans):
         """Spearman's rank correlation over heads of each term's shares on the two halves; NaN below two texts."""
         return {name: _rank_correlation(*(half[ALL_TERMS.index(name)] for half in self.halves)) for name in self.terms}
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, each term's share, and the `_low` and `_high` ends of its interval, if any."""
-        frame = super().to_frame()
-        absent = tuple(name for name in ALL_TERMS if name not in self.terms)
-        columns = {f"{name}{end}" for name in absent for end in ("", "_low", "_high")}
-        return frame.drop(columns=[column for column in frame.columns if column in columns])
-
-    def plot(self, term: str = "position") -> "go.Figure":
-        """A term's share as a map of layers × heads; returned, not shown."""
-        option("term", term, ALL_TERMS)
-        return self._map(term, f"share of {term_style(term).label}")
+    @property
+    def _columns_of(self) -> Sequence[str]:
+        return self.terms
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:
@@ -223,9 +234,9 @@ class VarianceShares(RowMeans):
         return [
             Section(
                 f"Share of {term_style(name).label}",
-                "Each cell is one head. Its colour is the share of the variance of scores along a row that comes from "
-                f"{_MEANING[name]}. The shares of a head add up to 1; terms that work against each other have shares "
-                "below 0 or above 1.",
+                "Each cell is one head. Its colour is a share of the variance of scores along a row. "
+                f"{self.STATISTICS[name].meaning} The shares of a head add up to 1; terms that work against each other "
+                "have shares below 0 or above 1.",
                 {f"share-{name}": self.plot(name)},
                 f'shares.plot("{name}")',
             )
@@ -236,24 +247,12 @@ class VarianceShares(RowMeans):
     def lead(self) -> str:
         if self.parts is not None:
             return self._difference_lead("position")
-        means = {name: float(self.mean(name).nanmean()) for name in self.terms}
+        means = {name: float(self[name].mean.nanmean()) for name in self.terms}
         listed = ", ".join(f"{term_style(name).label} {percent(share)}" for name, share in means.items())
         return f"On {self._texts}, the variance of scores along a row divides as follows (mean over heads): {listed}."
 
     def _comparable(self) -> dict[str, Any]:
         return super()._comparable() | {"centre": self.centre, "first_key": self.first_key}
-
-
-_MEANING: Final = {
-    "position": "the keys' positions (with rotary or ALiBi, their distances), whatever the tokens are",
-    "key_bias": "the key, whatever the query is",
-    "query_key": "the match of query and key",
-    "query_bias": "the query at each distance, whatever the key is",
-    "constant": "the product of the biases at each distance",
-    "softcap": "the soft cap's reduction of the score",
-    "content_to_position": "the distances that the query's content prefers",
-    "position_to_content": "the distances that the key's content prefers",
-}
 
 
 def _rank_correlation(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"]) -> float:

@@ -13,7 +13,7 @@ from ...basics.arguments import flag, option
 from ...errors import InputError
 from ...maths.intervals import LEVEL, TextMeans, checked_level
 from ...results.by_layer import by_layer
-from ...runs.claims import interval_note
+from ...results.sentences import interval_note
 from ...runs.groups import distinct_texts
 from ...runs.summed import Summed
 from .sums import lags_of

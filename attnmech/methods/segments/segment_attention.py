@@ -33,7 +33,7 @@ from ...errors import InputError, MissingPointError
 from ...model.inputs.encoder import Inputs
 from ...model.parts.pieces import text_of
 from ...model.run.hooked import HookedModel, require_model
-from ...runs.claims import about_largest, for_map
+from ...results.sentences import about_largest, for_map
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream

@@ -31,9 +31,10 @@ def dose_curve(frame: pd.DataFrame, label: str) -> go.Figure:
     figure.update_layout(template=FIGURE_STYLE, height=340)
     figure.update_xaxes(title="factor")
     figure.update_yaxes(title=f"effect ({label})")
-    if "side" in frame:
+    if "side_effect" in frame:
         figure.add_scatter(
-            x=frame["factor"], y=frame["side"], error_y=_bars(frame, "side"), mode="lines+markers", yaxis="y2",
+            x=frame["factor"], y=frame["side_effect"], error_y=_bars(frame, "side_effect"),
+            mode="lines+markers", yaxis="y2",
             line={"color": NEUTRAL, "dash": "dot"}, name="other texts",
             hovertemplate="factor %{x:g}: %{y:.3g} nats<extra></extra>",
         )  # fmt: skip

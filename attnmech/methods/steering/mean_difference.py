@@ -28,8 +28,8 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
+from ...results.sentences import interval_of
 from ...runs.ablations import reread
-from ...runs.claims import interval_of
 from ...runs.options import CommonOptions
 from ...runs.progress import steps
 from ...runs.sweep import batches_of

@@ -3,11 +3,11 @@
 Formulas: docs/formulas.md#steering.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
-import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float
@@ -15,20 +15,19 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, listed
 from ...basics.messages import capitalised
-from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...interventions import Heads, Intervention, Positions, Values
 from ...maths.intervals import TextMeans
+from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results.over_texts import OverTexts
 from ...results.provenance import Provenance
-from ...results.result import PagedResult
+from ...results.quantity import Places
+from ...results.table import Table
 from ...runs.ablations import reread
-from ...runs.claims import about_largest, interval_note
 from ...runs.effects import unit_of
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
@@ -39,11 +38,20 @@ from .mean_difference import MeanDifference
 
 
 @dataclass(frozen=True, repr=False)
-class Steering(OverTexts, PagedResult):
+class Steering(Table):
     """The effect of adding a direction on a metric, by factor: `effect [factor]`; intervals are over texts."""
 
     SUBTRACT: ClassVar[str] = "subtract their `effect`"
     _is_about_heads: ClassVar[bool] = False
+    MAIN = "effect"
+    effect = Statistic(
+        meaning="The mean change of the metric over texts.", tested=True, bounds=(-math.inf, math.inf), axes="factor"
+    )
+    side_effect = Statistic(
+        meaning="The mean KL divergence on other texts, in nats; NaN without other texts.",
+        bounds=(0.0, math.inf),
+        axes="factor",
+    )
 
     metric: str
     what: str
@@ -67,49 +75,40 @@ class Steering(OverTexts, PagedResult):
         return {"factor": len(self.factors), "text": len(self.tokens)}
 
     @property
-    def effect(self) -> Float[Tensor, " factor"]:
-        """The mean change of the metric over texts."""
-        return self.per_text.mean(dim=-1)
+    def quantities(self) -> tuple[str, ...]:
+        """The names of the statistics: "effect" and, with other texts, "side_effect"."""
+        return ("effect",) if self.side is None else ("effect", "side_effect")
+
+    def _by_text(self, name: str) -> TextMeans:
+        nothing = torch.full_like(self.per_text, torch.nan)
+        return TextMeans.of_values(self.per_text if name == "effect" else nothing if self.side is None else self.side)
+
+    def _distinct_means(self, name: str, every: TextMeans) -> TextMeans:
+        return every.merged(self.provenance.copies if name == "effect" else self.side_copies)
 
     @property
-    def side_effect(self) -> Float[Tensor, " factor"] | None:
-        """The mean KL divergence on other texts, in nats; None without other texts."""
-        return None if self.side is None else self.side.mean(dim=-1)
+    def _places(self) -> Places:
+        rows = {"factor": self.factors}
+        return Places(rows, (slice(None),), lambda place: f"factor {self.factors[place[0]]:g}", things="factors")
 
     @property
-    def _measured_values(self) -> Float[Tensor, "factor text"]:
-        return self.per_text
+    def _n_texts(self) -> int:
+        return len(self.before)
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per factor: factor, effect, effect_low, effect_high, agreeing, clear, clear_size, one_text, and with
-        other texts side, side_low, side_high.
-        """
-        columns = {name: value.numpy() for name, value in self._columns("effect").items()}
-        if self.side is not None:
-            means = TextMeans.of_values(self.side, self.side_copies)
-            low, high = means.interval()
-            columns |= {"side": means.mean.numpy(), "side_low": low.numpy(), "side_high": high.numpy()}
-        frame = pd.DataFrame({"factor": self.factors, **columns})
-        frame.attrs["intervals"] = interval_note(self._distinct, len(self.before) - self._distinct)
-        return frame
-
-    def plot(self) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """The effect over the factor, and on a second axis the change of other texts."""
         return dose_curve(self.to_frame(), unit_of(self.metric))
 
     @property
     def lead(self) -> str:
         """The finding in one sentence."""
-        texts = counted(len(self.before), self._distinct)
-        largest = about_largest(
-            self._means, lambda place: f"factor {self.factors[place[0]]:g}", things="factors", unit=unit_of(self.metric)
-        )
+        largest = self._largest("effect", unit=unit_of(self.metric))
         side = ""
-        if self.side_effect is not None:
+        if self.side is not None:
             strongest = int(self.effect.abs().argmax())
             moved = float(self.side_effect[strongest])
             side = f"; at factor {self.factors[strongest]:g}, other texts move by {moved:.3g} nats (KL divergence)"
-        return with_minus_signs(f"{capitalised(self.what)}, on {texts}: {largest}{side}.")
+        return with_minus_signs(f"{capitalised(self.what)}, on {self._texts}: {largest}{side}.")
 
     @property
     def _title(self) -> str:

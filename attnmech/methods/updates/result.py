@@ -6,11 +6,10 @@ Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, Unpack, cast
 
-import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,17 +26,18 @@ from ...draw.numbers import Side, UpdateNumbers
 from ...draw.section import Section
 from ...draw.text import percent, signed
 from ...errors import InputError
-from ...maths.update_statistics import STATISTICS
+from ...maths.update_statistics import STATISTICS, UpdateStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.inputs.encoders import tokenized
 from ...model.reading.unembedding import unembedding_of
 from ...model.run.hooked import HookedModel, require_model
+from ...results.quantity import Places
 from ...runs.answers import Answers, answer_ids
 from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.row_means import RowMeans
 from ...runs.stream import stream
-from ...runs.update_sums import BLOCK_STATISTICS, Towards, UpdateSums
+from ...runs.update_sums import BlockStatistics, Towards, UpdateSums
 from . import figures as draw
 from .section import update_sections
 
@@ -130,13 +130,13 @@ class UpdateReducer(UpdateSums):
 
 
 @dataclass(frozen=True, repr=False)
-class ResidualUpdates(RowMeans):
+class ResidualUpdates(UpdateStatistics, RowMeans):
     """What a model's heads write into the residual stream, averaged over the rows of the texts.
 
     Magnitudes are in units of the stream's own norm, orientations are cosines.
     """
 
-    STATISTICS = STATISTICS
+    MAIN = "magnitude"
     BY_ROW = (*RowMeans.BY_ROW, "top_key", "block_values", "block_valid", "logits", "final_scale")
     STATE: ClassVar[Mapping[str, Any]] = {
         **RowMeans.STATE,
@@ -194,7 +194,7 @@ class ResidualUpdates(RowMeans):
 
     def plot(
         self,
-        figure: str = "magnitude",
+        figure: str | None = None,
         *,
         layer: int | None = None,
         side: "Side" = "query",
@@ -209,8 +209,9 @@ class ResidualUpdates(RowMeans):
         difference, figures 7 and 8 are maps of layers × heads; plot the other figures for its two `parts`. `figure` may
         also be another statistic, such as "along" or "magnitude_at_first", as a map of layers × heads.
         """
+        figure = "magnitude" if figure is None else figure
         if figure in _MAPS:
-            return self._statistic_map(figure, layer, head)
+            return self._map(figure, layer, head)
         if self.parts is not None:
             return self._difference_figure(figure, side)
         option("side", side, ("query", "target"))
@@ -267,7 +268,7 @@ class ResidualUpdates(RowMeans):
                 'a difference has the figures "magnitude" and "orientation", and the sides "query" and "target"; '
                 f"got {figure!r} and {side!r}. For other figures, plot its two results, `parts`."
             )
-        return self._difference_map(statistic)
+        return self._map(statistic)
 
     def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None, nouns: Nouns = TEXT) -> "UpdateNumbers":
         """Returns the numbers of figures 7 to 10 for one text, in all layers or some, as arrays. `nouns` are the
@@ -362,7 +363,7 @@ class ResidualUpdates(RowMeans):
 
 @public
 @dataclass(frozen=True, repr=False)
-class BlockUpdates(RowMeans):
+class BlockUpdates(BlockStatistics, RowMeans):
     """What a layer's attention as a whole and its MLP add to the stream; means are `[layer 1]`.
 
     `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) compare attention's output with the stream
@@ -370,8 +371,9 @@ class BlockUpdates(RowMeans):
     added. `cancellation` is ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in one direction, near 0 where they cancel.
     """
 
-    STATISTICS = BLOCK_STATISTICS
+    MAIN = "attn_magnitude"
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per layer: layer, every statistic, and the `_low` and `_high` ends of its interval, if any."""
-        return super().to_frame().drop(columns="head")
+    @property
+    def _places(self) -> Places:
+        index = (self.layers, [0] * len(self.layers))
+        return replace(super()._places, columns={"layer": self.layers}, index=index, things="layers")

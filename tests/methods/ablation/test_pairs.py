@@ -39,9 +39,9 @@ def test_zeroing_pairs_equals_the_raw_model(family: str) -> None:
             with z_changed(plain, other_layer, zeroed(other)):
                 second = judged()
             for name, after in (("both", both), ("one", one), ("other", second)):
-                torch.testing.assert_close(found.per_text[name][number], after - before, rtol=1e-3, atol=2e-5)
+                torch.testing.assert_close(found[name].per_text[number], after - before, rtol=1e-3, atol=2e-5)
             interaction = (both - before) - (one - before) - (second - before)
-            torch.testing.assert_close(found.per_text["interaction"][number], interaction, rtol=1e-3, atol=4e-5)
+            torch.testing.assert_close(found["interaction"].per_text[number], interaction, rtol=1e-3, atol=4e-5)
             assert float(found.interaction[number]) == pytest.approx(float(interaction.mean()), rel=1e-3, abs=4e-5)
     assert float(found.interaction.abs().max()) > 1e-3
 
@@ -102,13 +102,14 @@ def test_a_head_of_several_pairs_is_measured_once(monkeypatch: pytest.MonkeyPatc
 def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
     found = am.ablate_pairs(models.hooked("gpt2"), ids, PAIRS)
-    for name, (low, high) in found.interval().items():
-        expected = naive.t_interval(found.per_text[name][1].tolist())
+    for name in found.quantities:
+        low, high = found[name].interval()
+        expected = naive.t_interval(found[name].per_text[1].tolist())
         assert (float(low[1]), float(high[1])) == pytest.approx(expected, rel=1e-6)
     frame = found.to_frame()
     heads = frame[["layer", "head", "other_layer", "other_head"]].to_numpy().tolist()
     assert heads == [[*one, *other] for one, other in PAIRS]
-    low, high = found.interval()["interaction"]
+    low, high = found["interaction"].interval()
     assert frame["interaction_low"].tolist() == low.tolist() and frame["interaction_high"].tolist() == high.tolist()
     assert frame["both"].tolist() == found.both.tolist() and frame["texts"].tolist() == [30] * 3
     top = int(found.interaction.abs().argmax())

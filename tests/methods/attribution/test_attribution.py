@@ -286,7 +286,7 @@ def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     alone = am.attribute(hooked, clean, corrupted, **BOTH)
     assert alone.lead.endswith("; not confirmed.") and alone.confirmation is None
     assert (attribution - alone).confirmation is None
-    with pytest.raises(InputError, match=r"`nodes` must be .*heads.*; got 'mlps'"):
+    with pytest.raises(InputError, match=r"`figure` must be .*heads.*; got 'mlps'"):
         am.attribute(hooked, clean, corrupted, **JUDGED).plot("mlps")
 
 

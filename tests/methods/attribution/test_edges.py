@@ -243,7 +243,7 @@ def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     frame = edges.to_frame()
     assert len(frame) == len(edges.edges) and frame["exact"].notna().sum() == 8
     assert tuple(edges.strongest(1)[["sender", "receiver"]].iloc[0]) == edges.names[int(edges.effect.abs().argmax())]
-    lines = [trace for trace in edges.plot(12).data if trace.mode == "lines"]
+    lines = [trace for trace in edges.plot(count=12).data if trace.mode == "lines"]
     assert len(lines) == 12 and sum(trace.line.dash == "solid" for trace in lines) == 3
     assert max(trace.line.width for trace in lines) == pytest.approx(5.7)
     page = edges.to_html()

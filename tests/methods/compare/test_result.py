@@ -33,7 +33,7 @@ def test_differences_are_those_of_the_results_paired(name: str) -> None:
         wanted = torch.tensor((yours[column] - mine[column]).to_numpy()).reshape(found.difference.shape[1:])
         torch.testing.assert_close(found.difference[number], wanted, equal_nan=True, rtol=1e-9, atol=1e-12)
     per_text = [
-        [am.attention_focus(model, row[None]).mean("entropy") for row in ids] for model in (one, other)
+        [am.attention_focus(model, row[None])["entropy"].mean for row in ids] for model in (one, other)
     ]  # fmt: skip
     place = found.statistics.index("entropy")
     values = [float(b[1, 2] - a[1, 2]) for a, b in zip(*per_text, strict=True)]
@@ -88,7 +88,7 @@ def test_aligned_prompts_are_compared_pair_by_pair() -> None:
     found = am.compare(ids, changed, model=model, method=am.attention_focus, statistic="concentration")
     place = found.statistics.index("concentration")
     pairs = [
-        [float(am.attention_focus(model, row[None]).mean("concentration")[1, 3]) for row in side]
+        [float(am.attention_focus(model, row[None])["concentration"].mean[1, 3]) for row in side]
         for side in (ids, changed)
     ]
     low, high = naive.t_interval([b - a for a, b in zip(*pairs, strict=True)])
@@ -172,7 +172,7 @@ def test_texts_that_are_other_tokens_to_each_model_are_pairs() -> None:
     found = am.compare(one, other, texts, am.attention_focus, statistic="entropy")
     entropies = [
         [
-            float(am.attention_focus(model, text).mean("entropy")[2, 1]) * rows
+            float(am.attention_focus(model, text)["entropy"].mean[2, 1]) * rows
             for text, rows in zip(ids, counts, strict=True)
         ]
         for model, ids, counts in ((one, first, range(2, 8)), (other, second, range(2, 8)))

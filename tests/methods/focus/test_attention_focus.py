@@ -72,7 +72,7 @@ def by_hand(pattern: Tensor, visible: Tensor, mask: Tensor, *, first_row: bool =
 def require_as_by_hand(focus: am.results.AttentionFocus, expected: list[dict[str, list[float]]], close: float) -> None:
     for place, layer in enumerate(expected):
         for name, values in layer.items():
-            found = focus.mean(name)[place]
+            found = focus[name].mean[place]
             wanted = torch.tensor(values, dtype=torch.float64)
             assert torch.allclose(found, wanted, rtol=0, atol=close, equal_nan=True), (name, place, found, wanted)
 
@@ -177,7 +177,7 @@ def test_cross_attention_has_no_self() -> None:
     ordered = pattern.sort(dim=-1, descending=True).values
     assert torch.allclose(focus.concentration[2], (ordered[..., 0] - ordered[..., 1]).mean(dim=(0, 2)), atol=1e-5)
     for name in ("self_top", "previous_mass", "distance", "last_mass", "elsewhere_top"):
-        assert focus.mean(name).isnan().all()
+        assert focus[name].mean.isnan().all()
 
 
 def test_special_tokens_are_a_class_of_rows() -> None:
@@ -232,7 +232,7 @@ def test_where_leaves_out_rows_afterwards() -> None:
     some = focus.where(rows=rows)
     entropy = focus.by_row("entropy")
     assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
-    assert some.interval("entropy") is None  # of two texts
+    assert some["entropy"].interval()[0].isnan().all()  # of two texts
     with pytest.raises(MissingPointError, match="only statistics that are kept row by row"):
         _ = some.received
 
@@ -274,7 +274,7 @@ def test_figures_and_page(tmp_path: Path) -> None:
         ("concentration", "concentration"),
     ):
         drawn = sorted(value for trace in focus.plot(name).data for value in trace.y if value is not None)
-        assert set(np.round(drawn, 5)) == set(np.round(focus.mean(statistic).flatten().tolist(), 5))
+        assert set(np.round(drawn, 5)) == set(np.round(focus[statistic].mean.flatten().tolist(), 5))
     with pytest.raises(InputError, match="`figure` must be one of self_focus"):
         focus.plot("sharpness")
     page = focus.write_html(tmp_path / "focus.html").read_text(encoding="utf-8")
@@ -314,7 +314,7 @@ def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
     assert everything.documents == 12
     for name, value in whole.state.items():
         assert torch.allclose(everything.state[name].double(), value.double(), rtol=1e-6, atol=1e-5), name
-    for ends, wanted in zip(everything.interval("entropy"), whole.interval("entropy"), strict=True):
+    for ends, wanted in zip(everything["entropy"].interval(), whole["entropy"].interval(), strict=True):
         assert torch.allclose(ends, wanted, atol=1e-6)
     assert "only disjoint shards" in refused(lambda: everything.merged(rest))
     of_list = am.attention_focus(models.hooked("bloom"), texts[:2])

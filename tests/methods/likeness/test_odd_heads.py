@@ -60,12 +60,12 @@ def test_the_other_numbers_are_those_of_the_methods_that_measure_them(dtype: tor
     model, given = am.load(models.fresh("llama", dtype)), texts()
     odd = am.odd_heads(model, iter(given), layers=[1])
     focus, updates = am.attention_focus(model, iter(given)), am.residual_updates(model, iter(given))
-    expected = {"bos_mass": focus.bos_mass, **{name: focus.mean(name) for name in ("entropy", "self_mass", "distance")}}
-    expected |= {name: updates.mean(name) for name in ("magnitude", "orientation")}
+    expected = {"bos_mass": focus.bos_mass, **{name: focus[name].mean for name in ("entropy", "self_mass", "distance")}}
+    expected |= {name: updates[name].mean for name in ("magnitude", "orientation")}
     for name, values in expected.items():
-        assert torch.allclose(odd.mean(name)[1], values[1], atol=1e-6)
-        assert bool(odd.mean(name)[0].isnan().all())
-    ends, wanted = odd.interval("entropy"), focus.interval("entropy")
+        assert torch.allclose(odd[name].mean[1], values[1], atol=1e-6)
+        assert bool(odd[name].mean[0].isnan().all())
+    ends, wanted = odd["entropy"].interval(), focus["entropy"].interval()
     assert wanted is not None and all(torch.allclose(a[1], b[1], atol=1e-6) for a, b in zip(ends, wanted, strict=True))
     assert odd.collapse[1] == focus.collapse[1] and set(odd.collapse[0]) == {"not measured"}
 
@@ -96,7 +96,7 @@ def test_planted_heads_are_found_and_ranked() -> None:
     assert (odd.collapse[0][2], odd.collapse[2][1], odd.collapse[1][5]) == ("dead", "sink", "low entropy")
     first = odd.odd.iloc[0]
     assert (first.layer, first["head"], first.reason) == (0, 2, "dead") and first.value == pytest.approx(
-        float(odd.mean("bos_mass")[0, 2])
+        float(odd["bos_mass"].mean[0, 2])
     )
     reasons = list(odd.odd.reason)
     assert reasons == sorted(reasons, key=["dead", "sink", "low entropy", "unusual"].index)

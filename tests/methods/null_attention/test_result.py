@@ -264,7 +264,7 @@ def test_every_number_equals_the_raw_model(name: str, sink: str, side: str) -> N
         torch.testing.assert_close(getattr(null, fact), value, rtol=2e-4, atol=1e-6, equal_nan=True)
     both = hand.facts[2] - hand.facts[3]
     torch.testing.assert_close(null.update_difference, both.nanmean(dim=-1), rtol=1e-3, atol=1e-5, equal_nan=True)
-    low, high = null.update_interval()
+    low, high = null["update_difference"].interval()
     five = (~both.isnan()).sum(dim=-1) >= 5
     assert (low.isnan() == ~five).all()
     assert (low[five] <= null.update_difference[five] + 1e-9).all()
@@ -369,8 +369,8 @@ def test_where_no_head_attends_the_one_that_does_most_is_changed() -> None:
 def test_the_frame_holds_every_number() -> None:
     null = am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
     frame = null.to_frame()
-    assert list(frame.columns[:6]) == ["layer", "head", *FACTS]
-    assert frame.shape == (15, 2 + 4 + 3 + 4 * 7 + 2)
+    assert list(frame.columns[:6]) == ["layer", "head", "sink_mass", "sink_mass_low", "sink_mass_high", "value_ratio"]
+    assert frame.shape == (15, 2 + 5 * 3 + 4 * 7 + 2)
     row = frame[(frame["layer"] == 2) & (frame["head"] == 1)].iloc[0]
     low, high = null.effects["only_sink"].interval()
     assert row["only_sink_low"] == float(low[2, 1])

@@ -78,7 +78,7 @@ def test_shares_add_up_to_the_share_of_the_query_key_term(name: str, centre: Any
     texts, model = texts_of(name, 6), models.hooked(name, F64)
     options: dict[str, Any] = {"centre": centre, "first_key": False}
     found = am.qk_directions(model, iter(texts), distance=2, **options)
-    whole = am.variance_shares(model, iter(texts), **options).mean("query_key")
+    whole = am.variance_shares(model, iter(texts), **options)["query_key"].mean
     torch.testing.assert_close(found.query_key, whole, rtol=0, atol=1e-7)
 
 

@@ -152,7 +152,7 @@ def test_a_corpus_is_the_sum_of_its_texts_and_of_its_shards() -> None:
     merged = parts[0].merged(*parts[1:])
     torch.testing.assert_close(merged.shares, found.shares, rtol=0, atol=1e-12)
 
-    low, high = found.interval("position") or ()
+    low, high = found["position"].interval() or ()
     sums = [sums_by_hand(split, 0) for split, _ in splits]
     for layer, head in ((0, 4), (1, 1)):
         above = [each["position"][layer, head] for each, _ in sums]
@@ -235,17 +235,17 @@ def test_saved_and_loaded_and_shown(tmp_path: Path) -> None:
     assert frame[["layer", "head"]].to_numpy().tolist() == [[1, head] for head in range(6)]
     assert frame.position.tolist() == pytest.approx(found.shares[0, 1].tolist())
     assert {"position_low", "softcap_high"} <= set(frame.columns) and "constant" not in frame.columns
-    low, high = found.interval("position") or ()
+    low, high = found["position"].interval() or ()
     assert bool((low[1] <= found.shares[0, 1]).all()) and bool((found.shares[0, 1] <= high[1]).all())
     assert "mean over heads" in found.lead and found.plot("position").data
     for wrong in ("mask", "nothing"):
-        with pytest.raises(InputError, match="`term` must be one of position"):
+        with pytest.raises(InputError, match="`figure` must be one of position"):
             found.plot(wrong)
 
 
 def test_one_text_has_no_agreement() -> None:
     found = am.variance_shares(models.hooked("llama"), iter(documents([9])))
-    assert all(math.isnan(value) for value in found.agreement.values()) and found.interval("position") is None
+    assert all(math.isnan(value) for value in found.agreement.values()) and found["position"].interval()[0].isnan().all()
 
 
 def test_several_texts_at_once_have_halves_too() -> None:

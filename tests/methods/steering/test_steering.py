@@ -222,12 +222,12 @@ def test_what_results_say_and_save(tmp_path: Path) -> None:
     again = am.load_result(doses.save(tmp_path / "doses.safetensors"))
     assert repr(again) == repr(doses)
     frame = doses.to_frame()
-    assert list(frame["factor"]) == [0, 1, 4] and frame["side_low"].notna().all()
+    assert list(frame["factor"]) == [0, 1, 4] and frame["side_effect_low"].notna().all()
     effect, side = doses.plot().data
-    assert list(effect.y) == list(frame["effect"]) and list(side.y) == list(frame["side"]) and side.yaxis == "y2"
+    assert list(effect.y) == list(frame["effect"]) and list(side.y) == list(frame["side_effect"]) and side.yaxis == "y2"
     assert "Dotted: how far the output moves" in doses.to_html()
     alone = am.steer(models.demo(), direction, other, layers=[2], factors=[1], metric="kl")
-    assert alone.side_effect is None and "side" not in alone.to_frame() and "other texts" not in alone.lead
+    assert bool(alone.side_effect.isnan().all()) and "side_effect" not in alone.to_frame() and "other texts" not in alone.lead
     for result in (direction, doses):
         with pytest.raises(InputError, match="subtract their"):
             result - result

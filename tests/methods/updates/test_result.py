@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.errors import InputError, MissingPointError
-from attnmech.methods.updates.result import BLOCK_STATISTICS, STATISTICS
+from attnmech.maths.update_statistics import STATISTICS
+from attnmech.runs.update_sums import BLOCK_STATISTICS
 from attnmech.model.attention import attend as attention
 
 F32, F64 = torch.float32, torch.float64
@@ -361,12 +362,12 @@ def test_means_leave_out_first_rows_and_padding(name: str, side: str) -> None:
         frame, blocks = chosen.to_frame(), chosen.blocks.to_frame()
         for statistic in STATISTICS:
             mean = mean_over(wanted[statistic], rows)
-            require_close(chosen.mean(statistic), mean, 1e-5, statistic)
-            require_close(getattr(chosen, statistic), chosen.mean(statistic), 0, statistic)
+            require_close(chosen[statistic].mean, mean, 1e-5, statistic)
+            require_close(getattr(chosen, statistic), chosen[statistic].mean, 0, statistic)
             require_close(torch.tensor(frame[statistic].tolist()).view_as(mean), mean, 1e-5, statistic)
         for statistic in BLOCK_STATISTICS:
             mean = mean_over(wanted[statistic], rows)
-            require_close(chosen.blocks.mean(statistic), mean, 1e-5, statistic)
+            require_close(chosen.blocks[statistic].mean, mean, 1e-5, statistic)
             require_close(torch.tensor(blocks[statistic].tolist()), mean[:, 0], 1e-5, statistic)
     heads = updates.magnitude.shape[1]
     assert frame["head"].tolist() == [*range(heads)] * len(updates.layers)
@@ -383,8 +384,8 @@ def test_rows_chosen_one_by_one() -> None:
     without[0, 0] = False
     for chosen in (updates.where(rows=rows), updates.blocks.where(rows=rows)):
         for statistic in chosen.STATISTICS:
-            require_close(chosen.mean(statistic), mean_over(wanted[statistic], without), 1e-5, statistic)
-            whole = chosen.where(first_row=True).mean(statistic)
+            require_close(chosen[statistic].mean, mean_over(wanted[statistic], without), 1e-5, statistic)
+            whole = chosen.where(first_row=True)[statistic].mean
             require_close(whole, mean_over(wanted[statistic], rows), 1e-5, statistic)
     with pytest.raises(InputError, match=r"use `\.blocks\.where\(rows=\.\.\.\)`"):
         _ = updates.where(rows=rows).blocks
@@ -397,8 +398,8 @@ def test_few_texts_have_no_interval(count: int) -> None:
     updates = am.residual_updates(hooked("gpt2", F32), models.token_ids("gpt2", batch=count))
     for found, named in ((updates, ["layer", "head", *STATISTICS]), (updates.blocks, ["layer", *BLOCK_STATISTICS])):
         frame = found.to_frame()
-        ends = [name for name in frame if name.endswith(("_low", "_high"))]
-        assert (found.interval(next(iter(found.STATISTICS))) is None) == (count < 5) == (not ends)
+        ends = frame[[name for name in frame if name.endswith(("_low", "_high"))]]
+        assert bool(found.interval()[0].isnan().all()) == (count < 5) == bool(ends.isna().all(axis=None))
         assert [name for name in frame if name in named] == named
         if count == 4:
             said = "No intervals: 4 texts are too few for an interval, which needs 5 or more."
@@ -455,14 +456,14 @@ def test_heads_that_write_the_same_do_not_cancel_and_opposites_do() -> None:
             out.weight[4 * head : 4 * head + 4] = out.weight[:4]
         out.bias.fill_(3.0)
     ids = models.token_ids("gpt2", batch=2, length=9)
-    same = am.residual_updates(am.load(model), ids).blocks.mean("cancellation")
+    same = am.residual_updates(am.load(model), ids).blocks["cancellation"].mean
     assert float(same[0, 0]) == pytest.approx(1, abs=1e-9)
     with torch.no_grad():
         out.weight[4:8] *= -1
         out.weight[8:12] *= -1
-    opposite = am.residual_updates(am.load(model), ids).blocks.mean("cancellation")
+    opposite = am.residual_updates(am.load(model), ids).blocks["cancellation"].mean
     assert float(opposite[0, 0]) == pytest.approx(1 / 5, abs=1e-9)
-    silent = edited("gpt2", {("v", 1): torch.zeros_like}, ids).blocks.mean("cancellation")
+    silent = edited("gpt2", {("v", 1): torch.zeros_like}, ids).blocks["cancellation"].mean
     assert silent.isnan().flatten().tolist() == [False, True, False]
 
 
@@ -505,11 +506,11 @@ def test_what_cannot_be_asked() -> None:
         with pytest.raises(MissingPointError, match="not for a corpus"):
             ask()
     with pytest.raises(InputError, match=r"`statistic` must be one of magnitude, .*; got 'size'"):
-        updates.mean("size")
+        _ = updates["size"].mean
     with pytest.raises(InputError, match="`statistic` must be one of magnitude, "):
         updates.by_row("cancellation")
     with pytest.raises(InputError, match="`statistic` must be one of attn_magnitude, "):
-        updates.blocks.interval("magnitude")
+        updates.blocks["magnitude"].interval()
     with pytest.raises(InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
         am.residual_updates(hooked("t5", F32), given_to("cross"))
     with pytest.raises(InputError, match="from 0 to 2"):

@@ -60,7 +60,7 @@ def test_loading_and_calls_in_inference_mode() -> None:
         focus, run = am.attention_focus(model, IDS), model.run(IDS, points=["pattern"])
         effects = am.ablate_heads(model, [IDS, IDS + 1], metric="loss").effect
     assert torch.equal(run["pattern"], plain.run(IDS, points=["pattern"])["pattern"])
-    assert torch.equal(focus.mean("entropy"), am.attention_focus(plain, IDS).mean("entropy"))
+    assert torch.equal(focus["entropy"].mean, am.attention_focus(plain, IDS)["entropy"].mean)
     assert torch.allclose(effects, am.ablate_heads(plain, [IDS, IDS + 1], metric="loss").effect)
     # torch does not count changes of weights that were made in inference mode.
     assert torch.equal(model.run(IDS, points=["z"])["z"], plain.run(IDS, points=["z"])["z"])

@@ -94,4 +94,4 @@ def test_a_corpus_is_cut_at_the_trained_length() -> None:
         short = am.attention_focus(model, iter([text[:64] for text in texts]))
         am.head_types(model)  # its random texts fit
     assert (cut.truncated, short.truncated) == (2, 0)
-    assert torch.equal(cut.mean("entropy"), short.mean("entropy"))
+    assert torch.equal(cut["entropy"].mean, short["entropy"].mean)

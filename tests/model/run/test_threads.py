@@ -39,8 +39,8 @@ def work_on(model: am.HookedModel, number: int) -> list[Callable[[], list[torch.
             lambda: model.intervene(am.Intervention.zero([(number % 4, number % 8)])), ["z", "pattern", "logits"]
         ),
         lambda: under(lambda: model.hooks({("pattern", number % 4): lambda p: p.tril(-1)}), ["pattern", "attn_raw"]),
-        lambda: [am.attention_focus(model, text).mean("first_top").nan_to_num()],
-        lambda: [am.attention_focus(model, iter([text, other])).mean("entropy").nan_to_num()],
+        lambda: [am.attention_focus(model, text)["first_top"].mean.nan_to_num()],
+        lambda: [am.attention_focus(model, iter([text, other]))["entropy"].mean.nan_to_num()],
         lambda: [am.residual_updates(model, text).magnitude.nan_to_num()],
         lambda: [am.decompose_scores(model, text).terms["query_key"]],
         lambda: [am.ablate_heads(model, [text, other], heads=[(1, number), (3, 2)]).effect.nan_to_num()],
@@ -179,5 +179,5 @@ def test_a_corpus_may_run_the_model_itself() -> None:
                 model.run(row[None])
             yield row[None]
 
-    ours = am.attention_focus(model, texts()).mean("entropy")
-    torch.testing.assert_close(ours, am.attention_focus(model, iter(ids.split(1))).mean("entropy"), equal_nan=True)
+    ours = am.attention_focus(model, texts())["entropy"].mean
+    torch.testing.assert_close(ours, am.attention_focus(model, iter(ids.split(1)))["entropy"].mean, equal_nan=True)

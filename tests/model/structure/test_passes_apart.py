@@ -117,8 +117,8 @@ def test_a_corpus_is_read_as_its_texts_alone() -> None:
     shards = [am.attention_focus(model, iter(texts), shard=(text, len(texts))) for text in range(len(texts))]
     apart = am.results.AttentionFocus.merged(*shards)
     for name in ("entropy", "distance"):
-        together = am.attention_focus(model, iter(texts)).mean(name)
-        torch.testing.assert_close(together, apart.mean(name), atol=1e-5, rtol=1e-5)
+        together = am.attention_focus(model, iter(texts))[name].mean
+        torch.testing.assert_close(together, apart[name].mean, atol=1e-5, rtol=1e-5)
 
 
 def test_every_new_token_comes_from_tables_of_its_length() -> None:

@@ -95,13 +95,13 @@ def test_the_map_has_the_numbers_of_the_results() -> None:
     expected = {
         "first_mass": atlas.focus.first_mass,
         "magnitude": atlas.updates.magnitude,
-        "variance_position": atlas.shares.mean("position"),
+        "variance_position": atlas.shares["position"].mean,
         "effect": atlas.effects.effect,
         "rows_like": atlas.examples.share,
     }
     for name, values in expected.items():
         np.testing.assert_allclose(numbers[name].values, values.double().numpy(), err_msg=name)
-    ends = atlas.focus.interval("first_mass")
+    ends = atlas.focus["first_mass"].interval()
     assert ends is not None and numbers["first_mass"].ends is not None
     np.testing.assert_allclose(numbers["first_mass"].ends[1], ends[1].numpy())
     frame = atlas.to_frame()

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from ..draw.text import with_minus_signs
 from ..maths.intervals import LEAST_TEXTS, TextMeans
-from ..results.result import TextResult
 
 PALE: Final = "; pale where its effect is not clear among all shown"
 """The end of a sentence that explains how a map shows effects that are not clear."""
@@ -31,9 +30,11 @@ def about_largest(
     what: str = "effect",
     signed: bool = True,
     group: float = 1.0,
+    sample: str = "text",
     no_interval_as: str | None = None,
 ) -> str:
-    """The sentence about the largest effect, corrected for the choice; `group` is the number of texts summed into one.
+    """The sentence about the largest effect, corrected for the choice; `group` is the number of texts summed into one,
+    and `sample` says what the means are taken over.
 
     `no_interval_as` is the end of a sentence that gives the reason for a missing interval, if it is not too few texts.
 
@@ -54,11 +55,13 @@ def about_largest(
     ends = tuple(float(end[top]) for end in (means.simultaneous() if count > 1 else means.interval()))
     known = not math.isnan(ends[0])
     shown = interval_of(ends, f"{sign}.3g", count, things)
-    one = "one text carries" if group == 1 else "one group of texts carries"
+    one = f"one {sample} carries" if group == 1 else f"one group of {sample}s carries"
     carried = f"; {one} more than half of it" if known and bool(means.one_text[top]) else ""
-    counted = f", {_same_sign(means, top, group)}" if signed and known else ""
+    counted = f", {_same_sign(means, top, group, sample)}" if signed and known else ""
     if not signed or count == 1:
-        sentence = f"{name} has {f'the largest {what},' if count > 1 else f'{_a(what)} of'} {value}{counted}{shown}"
+        sentence = (
+            f"{name} has {f'the largest {what},' if count > 1 else f'{a_or_an(what)} of'} {value}{counted}{shown}"
+        )
     elif not known:
         sentence = f"{name} has the largest {what}, {value}"
     elif clear := int(means.clear.sum()):
@@ -66,17 +69,19 @@ def about_largest(
         largest = ":" if clear == 1 else "; the largest is that of"
         finding = f"{counted}{shown}"
         if signed and ends[0] < 0 < ends[1]:
-            direction = _same_sign(means, top, group)
+            direction = _same_sign(means, top, group, sample)
             finding = f"; its direction is certain ({direction}), its size is not{shown}"
         sentence = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{finding}"
     else:
         needed = means.texts_needed(top)
-        enough = f"; if that share holds, about {round(needed * group)} texts would make it clear" if needed else ""
+        enough = f"; if that share holds, about {round(needed * group)} {sample}s would make it clear" if needed else ""
         sentence = (
-            f"none of {count} {things} has a clear {what} on {round(texts * group)} texts "
+            f"none of {count} {things} has a clear {what} on {round(texts * group)} {sample}s "
             f"(the largest, that of {name}, is {value}{counted}{enough})"
         )
-    return with_minus_signs(f"{sentence}{carried}{no_interval(texts) if no_interval_as is None else no_interval_as}")
+    return with_minus_signs(
+        f"{sentence}{carried}{no_interval(texts, sample) if no_interval_as is None else no_interval_as}"
+    )
 
 
 def interval_of(ends: Sequence[float], spec: str, count: int = 1, things: str = "") -> str:
@@ -93,43 +98,44 @@ def interval_of(ends: Sequence[float], spec: str, count: int = 1, things: str = 
     return with_minus_signs(f" (95 % interval{corrected}: {low:{spec}} to {high:{spec}})")
 
 
-def _same_sign(means: TextMeans, place: tuple[int, ...], group: float) -> str:
+def _same_sign(means: TextMeans, place: tuple[int, ...], group: float, sample: str) -> str:
     """The number of texts on which a value has the sign of its mean, and on which it is 0."""
     side = "below" if float(means.mean[place]) < 0 else "above"
-    texts = "texts" if group == 1 else "groups of texts"
+    texts = f"{sample}s" if group == 1 else f"groups of {sample}s"
     ties = int(means.ties[place])
     equal = f" and 0 on {ties}" if ties else ""
     return f"{side} 0 on {int(means.agreeing[place])}{equal} of {int(means.texts[place])} {texts}"
 
 
-def _a(what: str) -> str:
+def a_or_an(what: str) -> str:
+    """The noun with its article."""
     return f"{'an' if what[0] in 'aeio' else 'a'} {what}"
 
 
-def no_interval(texts: int) -> str:
+def no_interval(texts: int, sample: str = "text") -> str:
     """The end of a sentence that says why there is no interval; empty if there can be one."""
     if texts >= LEAST_TEXTS:
         return ""
-    count = "1 text is" if texts == 1 else f"{texts} texts are"
+    count = f"1 {sample} is" if texts == 1 else f"{texts} {sample}s are"
     return f"; {count} too few for an interval, which needs {LEAST_TEXTS} or more"
 
 
-def interval_note(texts: int, copies: int = 0) -> str:
+def interval_note(texts: int, copies: int = 0, sample: str = "text") -> str:
     """The note below a table about its intervals, over distinct texts and some copies of them.
 
     >>> interval_note(3, 1)[-82:]
     'which needs 5 or more. 1 text is a copy of another; copies of a text count as one.'
     """
-    are = "text is a copy of another" if copies == 1 else "texts are copies of others"
-    counted_once = f" {copies:,} {are}; copies of a text count as one." if copies else ""
+    are = f"{sample} is a copy of another" if copies == 1 else f"{sample}s are copies of others"
+    counted_once = f" {copies:,} {are}; copies of {a_or_an(sample)} count as one." if copies else ""
     if texts < LEAST_TEXTS:
-        return f"No intervals{no_interval(texts)}.".replace("; ", ": ", 1) + counted_once
+        return f"No intervals{no_interval(texts, sample)}.".replace("; ", ": ", 1) + counted_once
     return (
-        "Intervals are pointwise 95 % t intervals over texts. Agreeing: the number of texts with the sign of the mean. "
-        "Clear: more texts than chance allows have one sign, that of the mean (exact sign test at 5 %, corrected for "
-        "all shown by Holm's procedure). Clear size: the simultaneous 95 % interval over all shown excludes 0. One "
-        "text: a single text carries more than half of the sum of sizes, and the size is not called clear."
-        f"{counted_once}"
+        f"Intervals are pointwise 95 % t intervals over {sample}s. Agreeing: the number of {sample}s with the sign of "
+        f"the mean. Clear: more {sample}s than chance allows have one sign, that of the mean (exact sign test at 5 %, "
+        "corrected for all shown by Holm's procedure). Clear size: the simultaneous 95 % interval over all shown "
+        f"excludes 0. One {sample}: a single {sample} carries more than half of the sum of sizes, and the size is not "
+        f"called clear.{counted_once}"
     )
 
 
@@ -139,12 +145,3 @@ def for_map(means: TextMeans, rows: Sequence[int]) -> dict[str, Any]:
     columns = {"effect": means.mean, "low": low, "high": high, "clear": means.clear}
     shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in columns.items()} | {"signed": True}
     return shown if bool((means.texts >= LEAST_TEXTS).any()) else shown | {"clear": None}
-
-
-_UNPAIRED: Final = "; the two are on different texts, so a difference has no interval"
-
-
-def largest_of(result: TextResult, means: TextMeans, *named: Any, **words: Any) -> str:
-    """The sentence of `about_largest`; a difference of results on different texts states why it has no interval."""
-    unpaired = result.parts is not None and not result.paired
-    return about_largest(means, *named, no_interval_as=_UNPAIRED if unpaired else None, **words)
