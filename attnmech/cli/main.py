@@ -375,7 +375,7 @@ def embed(
             inputs = corpus_of(file, column) or (iter(texts) if truncate else texts)
             hooked = load(model, device=device, dtype=dtype)
             step("finding the types of heads")
-            types = head_types(hooked).strongest if hooked.grid is None and len(hooked.stacks) == 1 else {}
+            types = head_types(hooked).main_types if hooked.grid is None and len(hooked.stacks) == 1 else {}
         result = joint_embedding(
             hooked, inputs, layers=wanted, projection=projection or ["pca"], dims=cast(Literal[2, 3], dims),
             sample=sample, truncate=truncate, progress=True,

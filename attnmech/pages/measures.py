@@ -30,7 +30,7 @@ from ..runs.stream import stream
 from . import limits
 from .tokens import TokenPaths
 
-_CLEAREST: Final = f"[head for head, kind in am.head_types(model).strongest.items() if kind not in {RESTING}]"
+_CLEAREST: Final = f"[head for head, kind in am.head_types(model).main_types.items() if kind not in {RESTING}]"
 """The heads with a type that does not rest, the highest score first, in Python."""
 
 
@@ -143,7 +143,7 @@ def sweeps(
     heads = model.n_layers * model.n_heads
     work = heads * _weights(model) * tokens * len(texts) / len(batches)
     most = int(limits.MAX_WORK * heads / work)
-    typed = [] if types is None else [head for head, kind in types.strongest.items() if kind not in RESTING][:most]
+    typed = [] if types is None else [head for head, kind in types.main_types.items() if kind not in RESTING][:most]
     if any(batch.ids.shape[1] < 2 for batch in batches) or (most < heads and not typed):
         notes.append("Ablations are omitted because they would take minutes; run attnmech ablate and attnmech null.")
         return ()

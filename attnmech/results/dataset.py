@@ -30,8 +30,8 @@ def dataset_of(result: Any) -> "xr.Dataset":
     unnamed = set()
     statistics = getattr(result, "STATISTICS", {})
     main = statistics[result.MAIN].axes if hasattr(result, "MAIN") else "*place"
-    for name, tensor, written in _tensors(result):
-        written = written.replace("*place", main)
+    for name, tensor, annotated in _tensors(result):
+        written = annotated.replace("*place", main)
         axes = _axes(written.replace("place", "head") if "head" in frame else written, tensor)
         if axes is None:
             unnamed.add(name)

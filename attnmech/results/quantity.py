@@ -1,7 +1,7 @@
 """One statistic of a result: its means over texts at every place, with their intervals and tests."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Self
 
@@ -31,12 +31,12 @@ class Places:
     things: str = "heads"
     layers: Sequence[int] = ()
     """The layers of the first axis of the means, if not all layers of the model are there."""
-    n_layers: int = 0
-    """The model's number of layers, if `layers` are given."""
+    spread: Callable[[Tensor], Tensor] = field(default=lambda measured: measured)
+    """Turns numbers of the places measured into a tensor `[*place]`."""
 
     @classmethod
     def of_heads(cls, layers: Sequence[int], heads: int, n_layers: int) -> Self:
-        """All heads of some layers."""
+        """All heads of some layers; tensors have a row for every layer of the model, NaN at the others."""
         rows = {
             "layer": [layer for layer in layers for _ in range(heads)],
             "head": [head for _ in layers for head in range(heads)],
@@ -46,12 +46,8 @@ class Places:
             tuple(rows.values()),
             lambda place: f"L{layers[place[0]]}H{place[1]}",
             layers=layers,
-            n_layers=n_layers,
+            spread=lambda measured: by_layer(measured, layers, n_layers),
         )
-
-    def everywhere(self, measured: Float[Tensor, "*measured"]) -> Float[Tensor, "*place"]:
-        """Numbers of the measured layers with a row for every layer of the model, NaN at the others."""
-        return by_layer(measured, self.layers, self.n_layers) if self.n_layers else measured
 
     def in_rows(self, values: Tensor) -> list[Any]:
         """The values `[*place]` in the order of the table's rows."""
@@ -83,16 +79,23 @@ class Quantity:
     places: Places
     bounds: tuple[float, float]
     """The bounds to which intervals are clamped."""
+    part: int | None = None
+    """The place of the statistic along the first axis of `means`, if intervals and tests hold for several together."""
+
+    @property
+    def own(self) -> TextMeans:
+        """The means of this statistic alone, so that its tests are not corrected for others."""
+        return self.means if self.part is None else TextMeans(self.means.above[self.part], self.means.below[self.part])
 
     @cached_property
     def mean(self) -> Float[Tensor, "*place"]:
         """The mean over texts; NaN where nothing was measured."""
-        return self.places.everywhere(self.means.mean)
+        return self._all(self.means.mean)
 
     @property
     def per_text(self) -> Float[Tensor, "*place text"]:
         """The value on each text, copies included; NaN where a text has none."""
-        return self.places.everywhere(self.every.per_text)
+        return self._all(self.every.per_text)
 
     @property
     def texts(self) -> Int[Tensor, "*place"]:
@@ -153,8 +156,11 @@ class Quantity:
         return f'<"{self.statistic.name}" at {len(next(iter(self.places.columns.values())))} places>'
 
     def _ends(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        low, high = (self.places.everywhere(end.clamp(*self.bounds)) for end in ends)
+        low, high = (self._all(end.clamp(*self.bounds)) for end in ends)
         return low, high
 
+    def _all(self, measured: Tensor) -> Tensor:
+        return self.places.spread(measured if self.part is None else measured[self.part])
+
     def _count(self, measured: Tensor) -> Tensor:
-        return self.places.everywhere(measured.double()).nan_to_num(0.0).long()
+        return self._all(measured.double()).nan_to_num(0.0).long()

@@ -23,16 +23,9 @@ from .result import PagedResult
 from .sentences import about_largest, for_map, interval_note
 
 
-class Table(PagedResult):
-    """A result whose statistics are means over texts at each of its places, such as heads.
+class WithQuantities(PagedResult):
+    """A result whose statistics are means over texts: `result["NAME"]` is one of them, as a `Quantity`."""
 
-    `result.NAME` is the mean of a statistic, a tensor; `result["NAME"]` is the statistic as a `Quantity`, with its
-    intervals and tests. `interval`, `simultaneous`, `clear` and their like, without a name, are those of the main
-    statistic.
-    """
-
-    MAIN: ClassVar[str]
-    """The main statistic."""
     SAMPLE: ClassVar[str] = "text"
     """What the means are taken over: "text", "pair", "answer"."""
 
@@ -50,17 +43,59 @@ class Table(PagedResult):
     def _ipython_key_completions_(self) -> Sequence[str]:
         return self.quantities
 
-    def _quantity(self, name: str) -> Quantity:
-        if name not in self._known:
-            statistic, every = self.STATISTICS[name], self._by_text(name)
-            self._known[name] = Quantity(
-                statistic, every, self._distinct_means(name, every), self._places_of(name), self._bounds_of(name)
-            )
-        return self._known[name]
-
     @cached_property
     def _known(self) -> dict[str, Quantity]:
         return {}
+
+    def _quantity(self, name: str) -> Quantity:
+        if name not in self._known:
+            self._known[name] = self._measured_quantity(name)
+        return self._known[name]
+
+    @abstractmethod
+    def _measured_quantity(self, name: str) -> Quantity:
+        """A statistic, computed."""
+
+    def _value_of(self, statistic: str) -> Tensor:
+        return self._quantity(statistic).mean
+
+    @property
+    @abstractmethod
+    def _n_texts(self) -> int:
+        """The number of texts on which the result was measured."""
+
+    @property
+    def _n_distinct(self) -> int:
+        """The number of texts if copies count once."""
+        return self.provenance.distinct(self._n_texts)
+
+    @property
+    def _texts(self) -> str:
+        """The number of texts, in words."""
+        return counted(self._n_texts, self._n_distinct, self.SAMPLE)
+
+    @property
+    def note(self) -> str:
+        """A note on the intervals, or on why there are none."""
+        distinct = self._n_distinct
+        return interval_note(distinct, self._n_texts - distinct, self.SAMPLE)
+
+
+class Table(WithQuantities):
+    """A result whose statistics are means over texts at each of its places, such as heads.
+
+    `result.NAME` is the mean of a statistic, a tensor; `result["NAME"]` is the statistic as a `Quantity`, with its
+    intervals and tests. `interval`, `simultaneous`, `clear` and their like, without a name, are those of the main
+    statistic.
+    """
+
+    MAIN: ClassVar[str]
+    """The main statistic."""
+
+    def _measured_quantity(self, name: str) -> Quantity:
+        every = self._by_text(name)
+        means = self._distinct_means(name, every)
+        return Quantity(self.STATISTICS[name], every, means, self._places_of(name), self._bounds_of(name))
 
     @abstractmethod
     def _by_text(self, name: str) -> TextMeans:
@@ -81,9 +116,6 @@ class Table(PagedResult):
     def _bounds_of(self, name: str) -> tuple[float, float]:
         return self.STATISTICS[name].bounds
 
-    def _value_of(self, statistic: str) -> Tensor:
-        return self._quantity(statistic).mean
-
     # -- the main statistic -----------------------------------------------------------------------------------
 
     @property
@@ -100,9 +132,8 @@ class Table(PagedResult):
         """
         return self._main.simultaneous(self._level(level))
 
-    @staticmethod
-    def _level(level: Any) -> Any:
-        if isinstance(level, str):
+    def _level(self, level: Any) -> Any:
+        if isinstance(level, str) and level in self.quantities:
             raise InputError(f'the verbs of a statistic are those of result["{level}"], such as .interval().')
         return level
 
@@ -159,12 +190,6 @@ class Table(PagedResult):
         """Further columns of the table, `[*place]`."""
         return {}
 
-    @property
-    def note(self) -> str:
-        """A note on the intervals, or on why there are none."""
-        distinct = self._n_distinct
-        return interval_note(distinct, self._n_texts - distinct, self.SAMPLE)
-
     def strongest(self, count: int = 10, by: str | None = None) -> pd.DataFrame:
         """The rows of `to_frame` with the largest values of the main statistic, or of `by`, clear ones first.
 
@@ -180,21 +205,6 @@ class Table(PagedResult):
         rows = frame.loc[keys.sort_values(["unclear", "size"]).index].head(count).reset_index(drop=True)
         rows.attrs = frame.attrs
         return rows
-
-    @property
-    @abstractmethod
-    def _n_texts(self) -> int:
-        """The number of texts on which the result was measured."""
-
-    @property
-    def _n_distinct(self) -> int:
-        """The number of texts if copies count once."""
-        return self.provenance.distinct(self._n_texts)
-
-    @property
-    def _texts(self) -> str:
-        """The number of texts, in words."""
-        return counted(self._n_texts, self._n_distinct, self.SAMPLE)
 
     def _label_of(self, name: str) -> str:
         """The label of a statistic's scale, with its unit."""

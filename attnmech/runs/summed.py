@@ -15,7 +15,7 @@ from ..maths.intervals import TextMeans
 from ..results.provenance import Provenance
 from ..results.result import PagedResult
 from ..results.sentences import interval_note
-from ..results.table import Table
+from ..results.table import Table, WithQuantities
 from .groups import distinct_texts
 from .reducer import Reducer, Source, State
 
@@ -103,11 +103,8 @@ class Summed(PagedResult):
         return self.layers, origin.weights, origin.edits, tuple(sorted(options.items()))
 
 
-class SummedTable(Table, Summed):
-    """A result whose numbers follow from the state of a reducer, and are means over texts at each of its places."""
-
-    def _distinct_means(self, name: str, every: TextMeans) -> TextMeans:
-        return every  # all copies of a text are in one group
+class OverGroups(WithQuantities, Summed):
+    """A result whose numbers follow from the state of a reducer, and are means over texts or groups of texts."""
 
     @property
     def note(self) -> str:
@@ -121,3 +118,10 @@ class SummedTable(Table, Summed):
     @property
     def _n_distinct(self) -> int:
         return distinct_texts(self.state, self.documents)
+
+
+class SummedTable(Table, OverGroups):
+    """The same, at each of the result's places."""
+
+    def _distinct_means(self, name: str, every: TextMeans) -> TextMeans:
+        return every  # all copies of a text are in one group

@@ -271,7 +271,7 @@ def test_of_a_large_model_the_heads_of_the_clearest_types_are_ablated(
     monkeypatch.setattr("attnmech.pages.report.types_of", lambda *arguments: am.head_types(demo))
     report = am.report(demo, text)
     assert report.types is not None and report.effects is not None and report.null is None
-    clearest = [place for place, kind in report.types.strongest.items() if kind not in ("first", "self")][:most]
+    clearest = [place for place, kind in report.types.main_types.items() if kind not in ("first", "self")][:most]
     assert {tuple(place) for place in report.effects.swept.nonzero().tolist()} == set(clearest)
     assert "5 of 32 heads were ablated, those of the clearest types" in " ".join(report.notes)
     space: dict[str, Any] = {}

@@ -100,7 +100,8 @@ class HeadImportance(Changes):
 
     @property
     def _places(self) -> Places:
-        return replace(Places.of_heads(self.layers, self.per_text.shape[1], 0), named=lambda at: f"L{at[0]}H{at[1]}")
+        rows = Places.of_heads(self.layers, self.per_text.shape[1], len(self.per_text))
+        return Places(rows.columns, rows.index, lambda place: f"L{place[0]}H{place[1]}", layers=self.layers)
 
     @property
     def _rows_of_map(self) -> tuple[tuple[int, ...], Sequence[int]]:

@@ -223,14 +223,16 @@ class ResidualDrift(DriftByToken):
             self.layers, self.similarity, self.at,
         ):  # fmt: skip
             raise InputError("`untrained` must have the same layers, `similarity` and `at` as this result.")
-        return DriftVerdicts.of(self._movement, None if untrained is None else untrained._movement, self._texts_counted)
+        return DriftVerdicts.of(
+            self._movement, None if untrained is None else untrained._movement, len(self.state["groups"])
+        )
 
     @property
     def _movement(self) -> Movement:
-        means = {name: self._means(statistic, None) for name, statistic in MOVEMENTS.items()}
+        means = {name: self[statistic].means for name, statistic in MOVEMENTS.items()}
         order = sorted(range(len(self.layers)), key=lambda place: self.layers[place])
         steps = [place for place in order if float(means["churn"].below[place].sum()) > 0]
-        levels = {name: self._means(statistic, None).mean[order].numpy() for name, statistic in _LEVELS.items()}
+        levels = {name: self[statistic].means.mean[order].numpy() for name, statistic in _LEVELS.items()}
         return Movement(
             tuple(self.layers[place] for place in steps),
             {name: mean.above[steps] for name, mean in means.items()},
@@ -240,14 +242,23 @@ class ResidualDrift(DriftByToken):
 
     # -- figures ----------------------------------------------------------------------------------------------
 
-    def plot(self, figure: str = "cosine", *, token: int | None = None, text: int = 0) -> "go.Figure":
+    def plot(
+        self,
+        figure: str | None = None,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        token: int | None = None,
+        text: int = 0,
+    ) -> "go.Figure":
         """Draws cosine, rank or churn over the layers, for one token of a text or for all tokens; returned, not shown.
 
         "nearest" draws the table of the rows nearest to one token (by default the first ordinary token), layer by
         layer. `token` is a position in the text. For a corpus, and for several texts if no `token` is chosen, the lines
         are types of token, with intervals over texts.
         """
-        if option("figure", figure, (*FIGURES, NEAREST)) == NEAREST:
+        figure = "cosine" if figure is None else option("figure", figure, (*FIGURES, NEAREST))
+        if figure == NEAREST:
             place = self._place(text, self._first(text) if token is None else token)[1]
             return nearest_chart(self.token_numbers(text)).figure(query=self._real(text).index(place))
         label, log = self._label(figure), figure == "rank"
@@ -273,9 +284,9 @@ class ResidualDrift(DriftByToken):
         lows: list[Any] = []
         highs: list[Any] = []
         for name in WORD_TYPES:
-            means = self._means(statistic, name)
-            if float(means.below.sum()) > 0:
-                ends = [means.mean, *self._bounded(statistic, means.interval())]
+            means = self.where(name)[statistic]
+            if float(means.means.below.sum()) > 0:
+                ends = [means.mean[list(self.layers)], *(end[list(self.layers)] for end in means.interval())]
                 # The mean of log10(1 + rank) is shown as a rank.
                 mean, low, high = (10**end - 1 if figure == "rank" else end for end in ends)
                 names.append(name)
@@ -285,8 +296,8 @@ class ResidualDrift(DriftByToken):
 
     def _baselines(self, order: list[int]) -> dict[str, Any]:
         return {
-            "two tokens of a text": self._pairs.mean[order].numpy(),
-            "any row of the vocabulary": self._means("vocabulary_cosine", None).mean[order].numpy(),
+            "two tokens of a text": self["anisotropy"].means.mean[order].numpy(),
+            "any row of the vocabulary": self["vocabulary_cosine"].means.mean[order].numpy(),
         }
 
     def _label(self, figure: str) -> str:
@@ -323,7 +334,7 @@ class ResidualDrift(DriftByToken):
         cosine, rank, churned = (
             self.by_token(name)[order][:, text][:, real].T.numpy() for name in ("cosine", "rank", "churn")
         )
-        means = {name: self._means(name, None).mean[order].numpy() for name in ("cosine", "log_rank", "churn")}
+        means = {name: self[name].means.mean[order].numpy() for name in ("cosine", "log_rank", "churn")}
         ids = self._kept("nearest")[order][:, text][:, real][..., :NAMED].transpose(0, 1)
         known = {token: place for place, token in enumerate(self.names)}
         baselines = self._baselines(order)
@@ -388,17 +399,17 @@ class ResidualDrift(DriftByToken):
     @property
     def lead(self) -> str:
         layers = [layer for layer in self.layers if bool(torch.isfinite(self.cosine[layer]))]
-        texts = counted(self.documents, self._distinct)
+        texts = counted(self.documents, self._n_distinct)
         if not layers:
             return f"On {texts}, there is no ordinary token to measure."
         first, last = min(layers), max(layers)
-        rank = [10 ** float(self.mean("log_rank")[layer]) - 1 for layer in (first, last)]
+        rank = [10 ** float(self.log_rank[layer]) - 1 for layer in (first, last)]
         return with_minus_signs(
             f"On {texts}, the mean cosine between a token's stream ({PLACE_WORDS[self.at]}) and its own embedding is "
             f"{float(self.cosine[first]):.2f} in layer {first} and {float(self.cosine[last]):.2f} in layer {last} "
             f"(two tokens of a text: {float(self.anisotropy[first]):.2f} and {float(self.anisotropy[last]):.2f}); "
             f"{rank[0]:,.0f} and {rank[1]:,.0f} of {self.vocabulary:,} rows are more similar (geometric "
-            f"mean){no_interval(self._texts_counted)}."
+            f"mean){no_interval(len(self.state['groups']))}."
         )
 
     # -- the numbers behind it --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Formulas: docs/formulas.md#faithfulness.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,13 +27,15 @@ from ...errors import InputError
 from ...interventions import Values
 from ...maths.float64 import as_float64
 from ...maths.intervals import LEVEL, TextMeans
+from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.circuit import Circuit
 from ...results.graph import Graph
 from ...results.provenance import Provenance
-from ...results.result import PagedResult
+from ...results.quantity import Places
 from ...results.sentences import interval_of, no_interval
+from ...results.table import Table
 from ...runs.ablations import reread
 from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.edge_passes import patched_edges
@@ -51,7 +54,7 @@ OUTSIDE: Final = {
 
 
 @dataclass(frozen=True, repr=False)
-class Faithfulness(PagedResult):
+class Faithfulness(Table):
     """How much of a metric circuits keep when all other edges are patched, and how much is left without them.
 
     `faithfulness [circuit]` is (m(C) − m(∅)) / (m(N) − m(∅)): m(N) is the metric of the whole model, m(∅) with all
@@ -61,6 +64,16 @@ class Faithfulness(PagedResult):
 
     SUBTRACT: ClassVar[str] = "subtract their `faithfulness`"
     _is_about_heads: ClassVar[bool] = False
+    MAIN = "faithfulness"
+    SAMPLE = "pair"
+    faithfulness = Statistic(
+        meaning="The share of the metric that each circuit keeps.", bounds=(-math.inf, math.inf), axes="circuit"
+    )
+    completeness = Statistic(
+        meaning="The share of the metric that is left without each circuit.",
+        bounds=(-math.inf, math.inf),
+        axes="circuit",
+    )
 
     metric: str
     outside: str
@@ -91,24 +104,17 @@ class Faithfulness(PagedResult):
         """The share of all edges in each circuit."""
         return tuple(size / self.n_edges for size in self.sizes)
 
-    @property
-    def _distinct(self) -> int:
-        """The number of pairs if copies count once."""
-        return self.provenance.distinct(len(self.full))
+    def _by_text(self, name: str) -> TextMeans:
+        return self._kept(self.inside if name == "faithfulness" else self.without)
 
     @property
-    def faithfulness(self) -> Float[Tensor, " circuit"]:
-        """The share of the metric that each circuit keeps."""
-        return self._kept(self.inside).mean
+    def _places(self) -> Places:
+        rows = {"size": self.sizes, "share": self.shares}
+        return Places(rows, (slice(None),), lambda place: f"{self.sizes[place[0]]} edges", things="circuits")
 
     @property
-    def completeness(self) -> Float[Tensor, " circuit"]:
-        """The share of the metric that is left without each circuit."""
-        return self._kept(self.without).mean
-
-    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, " circuit"], Float[Tensor, " circuit"]]:
-        """Low and high end of the t interval of `faithfulness` over pairs; NaN for fewer than five."""
-        return self._kept(self.inside).interval(level)
+    def _n_texts(self) -> int:
+        return len(self.full)
 
     @property
     def cpr(self) -> float:
@@ -131,29 +137,15 @@ class Faithfulness(PagedResult):
         low, high = self._areas[option("area", area, ("cpr", "cmd"))].interval(level)
         return low.item(), high.item()
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per circuit: size, share, faithfulness, faithfulness_low, faithfulness_high, completeness,
-        completeness_low, completeness_high.
-        """
-        columns: dict[str, Any] = {"size": self.sizes, "share": self.shares}
-        for name, measured in (("faithfulness", self.inside), ("completeness", self.without)):
-            means = self._kept(measured)
-            low, high = means.interval()
-            columns |= {name: means.mean.numpy(), f"{name}_low": low.numpy(), f"{name}_high": high.numpy()}
-        frame = pd.DataFrame(columns)
-        frame.attrs["intervals"] = f"Intervals are pointwise 95 % t intervals over pairs{no_interval(self._distinct)}."
-        return frame
-
-    def plot(self) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Faithfulness and completeness over the share of edges, with intervals."""
         return faithfulness_curve(self.to_frame())
 
     @property
     def lead(self) -> str:
         """The finding in one sentence."""
-        pairs = len(self.full)
         place = self._smallest
-        means, several = self._kept(self.inside), len(self.sizes)
+        means, several = self["faithfulness"].means, len(self.sizes)
         # The circuit of the sentence was chosen among several.
         ends = tuple(float(end[place]) for end in (means.simultaneous() if several > 1 else means.interval()))
         kept = (
@@ -162,10 +154,9 @@ class Faithfulness(PagedResult):
             f"{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} is left "
             "without them"
         )
-        few = no_interval(self._distinct).replace("text", "pair")
+        few = no_interval(self._n_distinct, self.SAMPLE)
         areas = f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}" if self._has_areas else ""
-        count = counted(pairs, self._distinct, "pair")
-        return with_minus_signs(f"On {count}, {kept}{areas}{few}.")
+        return with_minus_signs(f"On {self._texts}, {kept}{areas}{few}.")
 
     @cached_property
     def _smallest(self) -> int:
@@ -192,7 +183,7 @@ class Faithfulness(PagedResult):
         return [Section("Faithfulness", reading, {"faithfulness": self.plot()}, "faithfulness.plot()")]
 
     def _kept(self, measured: Float[Tensor, "*circuit pair"]) -> TextMeans:
-        return TextMeans.of_ratio(measured - self.empty, self.full - self.empty, self.provenance.copies)
+        return TextMeans.of_ratio(measured - self.empty, self.full - self.empty)
 
     @cached_property
     def _areas(self) -> Mapping[str, TextMeans]:

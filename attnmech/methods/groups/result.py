@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, listed, shown, whole_number
 from ...basics.fields import check_layers
-from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import every_bos
 from ...draw.head_maps import effect_map
@@ -27,12 +26,14 @@ from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...maths.copies import copies_of
-from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
+from ...maths.intervals import LEAST_TEXTS, TextMeans
+from ...maths.statistic import Statistic
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
-from ...results.result import PagedResult
+from ...results.quantity import Places, Quantity
 from ...results.sentences import PALE, for_map, interval_note, interval_of
+from ...results.table import WithQuantities
 from ...runs.groups import by_group, joined
 from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text
@@ -210,7 +211,7 @@ def _missing(groups: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> 
 
 
 @dataclass(frozen=True, repr=False)
-class GroupAttention(PagedResult):
+class GroupAttention(WithQuantities):
     """How much more each head attends from words of one group to words of another than to matched words.
 
     Attention is a share of the query word's attention, from 0 to 1. The axis `direction` numbers the ordered pairs of
@@ -270,13 +271,22 @@ class GroupAttention(PagedResult):
         """Attention − baseline."""
         return self._by_layer(self._differences.mean[self._place(query, key)])
 
-    def simultaneous(
-        self, query: str, key: str, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Intervals of the difference for all heads and directions together; NaN for fewer than five texts."""
-        place = self._place(query, key)
-        low, high = self._differences.simultaneous(checked_level(level))
-        return self._by_layer(low[place]), self._by_layer(high[place])
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """The differences by direction, as "query → key": intervals and tests hold for all heads and directions."""
+        return tuple(" → ".join(names) for names in self.directions)
+
+    def _measured_quantity(self, name: str) -> Quantity:
+        place = self.quantities.index(name)
+        places = Places.of_heads(self.layers, self.attention_sums.shape[2], self.n_layers)
+        every, means = self._differences.at([place]), self._differences
+        every = TextMeans(every.above[0], every.below[0])
+        statistic = Statistic(name=name, meaning="attention − baseline.", label="attention − baseline", tested=True)
+        return Quantity(statistic, every, means, places, (-1.0, 1.0), place)
+
+    @property
+    def _n_texts(self) -> int:
+        return self.documents
 
     def matched(self, query: str, key: str) -> int:
         """The number of pairs with a matched word; only these count."""
@@ -351,12 +361,14 @@ class GroupAttention(PagedResult):
         )
         return frame
 
-    def plot(self, query: str, key: str) -> "go.Figure":
-        """Draws the difference as a map of layers × heads; the figure is returned, not shown."""
-        place = self._place(query, key)
-        means = TextMeans(self._differences.above[place], self._differences.below[place])
-        label = "attention − baseline"
-        return effect_map(**for_map(means, range(len(self.layers))), layers=self.layers, label=label)
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws the difference of a direction such as "women → work", by default the first, as a map of layers × heads;
+        the figure is returned, not shown.
+        """
+        quantity = self[self.quantities[0] if figure is None else figure]
+        return effect_map(
+            **for_map(quantity.own, range(len(self.layers))), layers=self.layers, label=quantity.statistic.axis
+        )
 
     @property
     def lead(self) -> str:
@@ -373,7 +385,7 @@ class GroupAttention(PagedResult):
                 f"from “{names[0]}” to “{names[1]}” ({matched} matched {'pair' if matched == 1 else 'pairs'}{left_out})"
             )
             clauses.append(f"{what}: {self._finding(direction, best.get(names))}")
-        several = counted(self.documents, self.provenance.distinct(self.documents))
+        several = self._texts
         none = f" No text contains {', '.join(self.missing[:8])}." if self.missing else ""
         return with_minus_signs(f"On {several}, {'; '.join(clauses)}.{none}")
 
@@ -403,8 +415,8 @@ class GroupAttention(PagedResult):
                 f"Each cell is one head: its attention from words of “{query}” to words of “{key}”, minus its "
                 "attention to matched words, which are words of the same text with similar frequency and distance "
                 f"and the same number of tokens{PALE}.",
-                {f"direction-{place}": self.plot(query, key)},
-                f"found.plot({query!r}, {key!r})",
+                {f"direction-{place}": self.plot(f"{query} → {key}")},
+                f'found.plot("{query} → {key}")',
             )
             for place, (query, key) in enumerate(self.directions)
             if self.matched(query, key) >= LEAST_PAIRS

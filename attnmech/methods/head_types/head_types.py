@@ -307,7 +307,7 @@ class HeadTypes(TypeScores):
         """
         known = {name: float(self.scores[name][layer, head]) for name in TYPES}
         name = max(known, key=lambda name: known[name] if known[name] == known[name] else -1.0)
-        low, high = (float(end[layer, head]) for end in self._intervals[name])
+        low, high = (float(end[layer, head]) for end in self[name].simultaneous())
         if math.isnan(low):
             return f"No type is claimed: a claim needs {LEAST_TEXTS} texts with targets."
         score, baseline, top = (float(of[name][layer, head]) for of in (self.scores, self.baselines, self.tops))
@@ -387,7 +387,7 @@ class HeadTypes(TypeScores):
         """Returns a head as a row of the atlas."""
         example, types = self.example_of(layer, head), self.types_of(layer, head)
         kind = example.type if example is not None else next(filter(TYPES.__contains__, types), "")
-        low, high = self._intervals[kind] if kind else (None, None)
+        low, high = self[kind].simultaneous() if kind else (None, None)
         broad = not types and float(self.breadth[layer, head]) >= BROAD
         answered = kind in ANSWERED
         return HeadRow(

@@ -24,12 +24,14 @@ from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
 from ...maths.float64 import as_float64
-from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
+from ...maths.intervals import LEAST_TEXTS, TextMeans
+from ...maths.statistic import Statistic
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
-from ...results.result import PagedResult
+from ...results.quantity import Places, Quantity
 from ...results.sentences import for_map
+from ...results.table import WithQuantities
 from ...runs.words import words_of
 
 LEAST_PAIRS: Final = 5
@@ -218,7 +220,7 @@ def _best_offsets(
 
 
 @dataclass(frozen=True, repr=False)
-class Relations(PagedResult):
+class Relations(WithQuantities):
     """How often each head attends most to the labelled key, for each relation."""
 
     SUBTRACT = 'subtract what you compare: one.accuracy("bracket") - other.accuracy("bracket")'
@@ -262,13 +264,22 @@ class Relations(PagedResult):
         place = self._place(relation)
         return float(self.by_offset[place].sum() / self.pairs[place].sum())
 
-    def simultaneous(
-        self, relation: str, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Intervals of accuracy − baseline that hold for all heads and relations together; NaN below five texts."""
-        place = self._place(relation)
-        low, high = self._excess.simultaneous(checked_level(level))
-        return self._by_layer(low[place]), self._by_layer(high[place])
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """The relations: each has accuracy − baseline, with intervals for all heads and relations together."""
+        return self.names
+
+    def _measured_quantity(self, name: str) -> Quantity:
+        place, places = self._place(name), Places.of_heads(self.layers, self.correct.shape[2], self.n_layers)
+        above, below = self.correct - self.by_offset[:, None, None], self.pairs[:, None, None]
+        every, means = TextMeans.of_ratio(above[place], below[place]), self._excess
+        baseline = percent(self.baseline(name), 0)
+        statistic = Statistic(name=name, meaning="accuracy − baseline.", label=f"accuracy − {baseline}", tested=True)
+        return Quantity(statistic, every, means, places, (-1.0, 1.0), place)
+
+    @property
+    def _n_texts(self) -> int:
+        return self.pairs.shape[1]
 
     @cached_property
     def claims(self) -> pd.DataFrame:
@@ -315,12 +326,12 @@ class Relations(PagedResult):
             ]
         )
 
-    def plot(self, relation: str) -> "go.Figure":
-        """Draws a map of layers × heads with accuracy − baseline of a relation; returned, not shown."""
-        place = self._place(relation)
-        means = TextMeans(self._excess.above[place], self._excess.below[place])
-        label = f"accuracy − {percent(self.baseline(relation), 0)}"
-        return effect_map(**for_map(means, range(len(self.layers))), layers=self.layers, label=label)
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws layers × heads: accuracy − baseline of a relation, by default the first; returned, not shown."""
+        quantity = self[self.names[0] if figure is None else figure]
+        return effect_map(
+            **for_map(quantity.own, range(len(self.layers))), layers=self.layers, label=quantity.statistic.axis
+        )
 
     @property
     def lead(self) -> str:

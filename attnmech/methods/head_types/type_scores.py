@@ -15,9 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...basics.arguments import option
-from ...maths.intervals import LEVEL, TextMeans, checked_level, difference
+from ...maths.intervals import TextMeans, difference
+from ...maths.statistic import Statistic
 from ...results.by_layer import by_layer
-from ...runs.summed import Summed
+from ...results.quantity import Places, Quantity
+from ...runs.summed import OverGroups
 from .formulas import ANSWERED, CONTENT, POSITIONAL, TYPES
 from .sums import AROUND_KEY, AROUND_QUERY
 
@@ -39,7 +41,7 @@ class ByType(dict[str, Any]):
 
 
 @dataclass(frozen=True, repr=False)
-class TypeScores(Summed):
+class TypeScores(OverGroups):
     """The score of every type for each head, with its baseline, and the claims.
 
     Scores are shares from 0 to 1, by type and then `[layer head]`; NaN if no row has a target of that type.
@@ -109,12 +111,17 @@ class TypeScores(Summed):
         """score − baseline."""
         return self._by_type(self._excess.mean)
 
-    def simultaneous(self, level: float = LEVEL) -> ByType:
-        """(low, high) of the excess by type, for all heads and types together; NaN for fewer than five texts."""
-        level = checked_level(level)
-        ends = self._ends if level == LEVEL else self._excess.simultaneous(level)
-        low, high = (self._by_type(end) for end in ends)
-        return ByType({name: (low[name], high[name]) for name in TYPES})
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """The types: each has score − baseline, with intervals and tests for all heads and types together."""
+        return TYPES
+
+    def _measured_quantity(self, name: str) -> Quantity:
+        place, means = TYPES.index(name), self._excess
+        every = TextMeans(means.above[place], means.below[place])
+        statistic = Statistic(name=name, meaning="score − baseline.", label="score − baseline", tested=True)
+        places = Places.of_heads(self.layers, self._heads, self.n_layers)
+        return Quantity(statistic, every, means, places, (-1.0, 1.0), place)
 
     @cached_property
     def writes(self) -> ByType:
@@ -241,7 +248,7 @@ class TypeScores(Summed):
         return types
 
     @property
-    def strongest(self) -> dict[tuple[int, int], str]:
+    def main_types(self) -> dict[tuple[int, int], str]:
         """The claimed type with the highest score of each head with a claim, by (layer, head)."""
         first = self._claims.drop_duplicates(["layer", "head"])
         places = zip(first.layer, first["head"], strict=True)
@@ -267,11 +274,6 @@ class TypeScores(Summed):
     @property
     def _heads(self) -> int:
         return int(self.state["mass"].shape[2])
-
-    @cached_property
-    def _intervals(self) -> ByType:
-        """`simultaneous` at the level that claims use."""
-        return self.simultaneous()
 
     @cached_property
     def _sums(self) -> dict[str, Float[Tensor, "type layer head"]]:

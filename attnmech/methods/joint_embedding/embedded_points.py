@@ -278,7 +278,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
     # -- the page ---------------------------------------------------------------------------------------------
 
     def with_types(self, types: Mapping[tuple[int, int], str]) -> Self:
-        """Returns a copy with head types by (layer, head), such as `am.head_types(model).strongest`, to colour the
+        """Returns a copy with head types by (layer, head), such as `am.head_types(model).main_types`, to colour the
         page.
         """
         return replace(self, types_of_heads=tuple(types.get(place, "") for place in self.heads))

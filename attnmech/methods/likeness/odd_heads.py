@@ -286,7 +286,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
     def far_by_type(self, types: Mapping[tuple[int, int], str]) -> pd.DataFrame:
         """Long-range mass by type of head, the largest first: number of heads, means with and without the first key.
 
-        `types` maps (layer, head) to a type, as `am.head_types(model).strongest` does; heads not in it have type "".
+        `types` maps (layer, head) to a type, as `am.head_types(model).main_types` does; heads not in it have type "".
         """
         frame = self.to_frame()
         places = zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True)

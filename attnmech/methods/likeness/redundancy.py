@@ -21,21 +21,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import finite_number, member, option, whole_number
-from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.section import Section
 from ...errors import InputError
 from ...maths.divergence import effective_number, placed
-from ...maths.intervals import LEVEL, checked_level
+from ...maths.intervals import TextMeans
+from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
+from ...results.quantity import Places
 from ...results.sentences import interval_of
-from ...runs.groups import distinct_texts
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
-from ...runs.summed import Summed
+from ...runs.summed import SummedTable
 from .divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
 from .redundancy_figures import divergence_map, heads_in_plane
 
@@ -101,7 +101,7 @@ class RedundancyReducer(DivergenceReducer):
 
 
 @dataclass(frozen=True, repr=False)
-class Redundancy(Summed):
+class Redundancy(SummedTable):
     """How much the patterns of any two heads differ: the mean Jensen-Shannon divergence over rows, in nats, at most ln
     2.
 
@@ -109,6 +109,17 @@ class Redundancy(Summed):
     """
 
     SUBTRACT = "subtract what you compare: one.divergence - other.divergence"
+    MAIN = "within"
+    within = Statistic(
+        meaning="The divergence between any two heads of the same layer.",
+        bounds=(0.0, math.log(2)),
+        axes="layer head other_head",
+    )
+    divergence = Statistic(
+        meaning="The divergence between any two heads; NaN between heads that were not compared.",
+        bounds=(0.0, math.log(2)),
+        axes="layer head other_layer other_head",
+    )
 
     STATE: ClassVar[Mapping[str, Any]] = STATE
     """The types of the entries of `state`."""
@@ -127,45 +138,24 @@ class Redundancy(Summed):
 
     # -- divergences ------------------------------------------------------------------------------------------
 
-    @cached_property
-    def divergence(self) -> Float[Tensor, "layer head layer head"]:
-        """The divergence between any two heads; NaN between heads that were not compared."""
-        return self._everywhere(self._found.whole)
+    def _by_text(self, name: str) -> TextMeans:
+        return self._found.within if name == "within" else self._found.everywhere
 
     @property
-    def within(self) -> Float[Tensor, "layer head head"]:
-        """The divergence between any two heads of the same layer."""
-        return self._by_layer(self._found.within.mean)
+    def _places(self) -> Places:
+        return Places.of_heads(self.layers, self._heads, self.n_layers)
 
-    def interval(
-        self, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer head head"], Float[Tensor, "layer head head"]]:
-        """Low and high ends of the pointwise t interval over texts of `within`; NaN for fewer than five texts."""
-        return self._ends(self._found.within.interval(checked_level(level)))
-
-    def simultaneous(
-        self, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer head head"], Float[Tensor, "layer head head"]]:
-        """Simultaneous intervals of `within`: they hold for all pairs together, and therefore for the nearest pair.
-
-        Source: `attnmech.maths.intervals`, studentised max-T.
-        """
-        return self._ends(self._found.within.simultaneous(checked_level(level)))
-
-    def divergence_interval(
-        self, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer head layer head"], Float[Tensor, "layer head layer head"]]:
-        """Low and high ends of the pointwise t interval over texts of `divergence`; NaN for fewer than five texts."""
-        return self._all_ends(self._found.everywhere.interval(checked_level(level)))
-
-    def divergence_simultaneous(
-        self, level: float = LEVEL
-    ) -> tuple[Float[Tensor, "layer head layer head"], Float[Tensor, "layer head layer head"]]:
-        """Simultaneous intervals of `divergence`: they hold for all pairs of heads of all layers together.
-
-        Source: `attnmech.maths.intervals`, studentised max-T.
-        """
-        return self._all_ends(self._found.everywhere.simultaneous(checked_level(level)))
+    def _places_of(self, name: str) -> Places:
+        """The pairs of heads, of one layer or of any two."""
+        one, other = self._pairs.tolist()
+        if name == "within":
+            rows = {"layer": [layer for layer in self.layers for _ in one], "head": one * len(self.layers)}
+            rows["other_head"] = other * len(self.layers)
+            return Places(rows, tuple(rows.values()), str, things="pairs", spread=self._by_layer)
+        pairs = [(*one, *other) for one, other in combinations(self._heads_measured, 2)]
+        names = ("layer", "head", "other_layer", "other_head")
+        rows = dict(zip(names, map(list, zip(*pairs, strict=True)), strict=True)) if pairs else {}
+        return Places(rows, tuple(rows.values()), str, things="pairs", spread=self._between_all)
 
     @property
     def effective_heads(self) -> Float[Tensor, " layer"]:
@@ -217,13 +207,13 @@ class Redundancy(Summed):
         low, high = (self._found.between_all(end).flatten(2).flatten(0, 1) for end in ends)
         effective = self.effective_heads
         rows = []
-        for number, ((layer, head), divergences) in enumerate(zip(self._places, flat, strict=True)):
+        for number, ((layer, head), divergences) in enumerate(zip(self._heads_measured, flat, strict=True)):
             place = self.layers.index(layer)
             own = divergences.reshape(len(self.layers), -1)[place]
             row: dict[str, Any] = {"layer": layer, "head": head, **dict.fromkeys(_OF_NEAREST, math.nan)}
             if not bool(divergences.isnan().all()):
                 near = int(divergences.nan_to_num(torch.inf).argmin())
-                nearest_layer, nearest_head = self._places[near]
+                nearest_layer, nearest_head = self._heads_measured[near]
                 row |= {
                     "nearest_layer": nearest_layer,
                     "nearest_head": nearest_head,
@@ -235,13 +225,13 @@ class Redundancy(Summed):
 
     # -- figures ----------------------------------------------------------------------------------------------
 
-    def plot(self, figure: str = "map", *, layer: int | None = None) -> "go.Figure":
-        """Draws `"map"`, heads as points in a plane, or `"within"`, heads × heads of a layer; returned, not shown.
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws `"map"`, the default, heads as points in a plane, or `"within"`, heads × heads of a layer.
 
         Without `layer`, the map has the heads of all layers, and `"within"` shows the layer with the fewest different
-        heads.
+        heads. The figure is returned, not shown.
         """
-        if option("figure", figure, ("map", "within")) == "within":
+        if figure is not None and option("figure", figure, ("map", "within")) == "within":
             layer = self._fewest if layer is None else self._layer(layer)
             return divergence_map(*(values[layer].numpy() for values in (self.within, *self.interval())), layer=layer)
         places, divergence = self._compared(layer)
@@ -262,10 +252,6 @@ class Redundancy(Summed):
     @property
     def _title(self) -> str:
         return f"Redundant heads of {self.provenance.model}"
-
-    @property
-    def _texts(self) -> str:
-        return counted(self.documents, distinct_texts(self.state, self.documents))
 
     @property
     def lead(self) -> str:
@@ -357,7 +343,7 @@ class Redundancy(Summed):
         return torch.triu_indices(self._heads, self._heads, 1)
 
     @property
-    def _places(self) -> list[tuple[int, int]]:
+    def _heads_measured(self) -> list[tuple[int, int]]:
         """Every measured head, as (layer, head)."""
         return [(layer, head) for layer in self.layers for head in range(self._heads)]
 
@@ -370,13 +356,8 @@ class Redundancy(Summed):
     def _by_layer(self, pairs: Float[Tensor, "layer pair"]) -> Float[Tensor, "all_layers head head"]:
         return by_layer(self._found.square(pairs), self.layers, self.n_layers)
 
-    def _ends(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        low, high = (self._by_layer(end.clamp(0.0, math.log(2))) for end in ends)
-        return low, high
-
-    def _all_ends(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        low, high = (self._everywhere(self._found.between_all(end.clamp(0.0, math.log(2)))) for end in ends)
-        return low, high
+    def _between_all(self, pairs: Float[Tensor, " pair"]) -> Float[Tensor, "all head all head"]:
+        return self._everywhere(self._found.between_all(pairs))
 
     def _everywhere(self, measured: Float[Tensor, "layer head layer head"]) -> Float[Tensor, "all head all head"]:
         """Extends the array to all layers of the model."""
@@ -388,7 +369,7 @@ class Redundancy(Summed):
     def _compared(self, layer: int | None) -> tuple[list[tuple[int, int]], Float[Tensor, "head head"]]:
         """All measured heads, or those of a layer, with their divergences; `InputError` if some were not compared."""
         if layer is None:
-            places, divergence = self._places, self._found.whole.flatten(2).flatten(0, 1)
+            places, divergence = self._heads_measured, self._found.whole.flatten(2).flatten(0, 1)
         else:
             place = self.layers.index(self._layer(layer))
             places, divergence = [(layer, head) for head in range(self._heads)], self._found.whole[place, :, place]

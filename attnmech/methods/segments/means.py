@@ -1,21 +1,21 @@
 """Mean attention between segments by their distance, with intervals over texts."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import flag, option
+from ...basics.arguments import option
 from ...errors import InputError
-from ...maths.intervals import LEVEL, TextMeans, checked_level
+from ...maths.intervals import TextMeans
+from ...maths.statistic import Statistic
 from ...results.by_layer import by_layer
-from ...results.sentences import interval_note
-from ...runs.groups import distinct_texts
-from ...runs.summed import Summed
+from ...results.quantity import Places
+from ...runs.summed import SummedTable
 from .sums import lags_of
 
 PARTS: Final = ("own", "previous", "further", "earlier", "later")
@@ -24,9 +24,38 @@ to all earlier segments, and to all later segments.
 """
 
 
+def _excess(part: str) -> Statistic:
+    meaning = f"`{part}` minus its baseline, attention by distance in tokens alone."
+    return Statistic(meaning=meaning, label="share above baseline", tested=True, bounds=(-1.0, 1.0))
+
+
+class SegmentStatistics:
+    """Attention from a row to segments, and how much it exceeds the baseline by distance."""
+
+    own = Statistic(meaning="Mean attention to the row's own segment.")
+    previous = Statistic(meaning="Mean attention to the previous segment, over the rows that have one.")
+    further = Statistic(meaning="Mean attention to all segments before the previous one, over the rows that have any.")
+    earlier = Statistic(meaning="Mean attention to all earlier segments, over the rows that have any.")
+    later = Statistic(meaning="Mean attention to all later segments, over the rows that have any.")
+    own_excess = _excess("own")
+    previous_excess = _excess("previous")
+    further_excess = _excess("further")
+    earlier_excess = _excess("earlier")
+    later_excess = _excess("later")
+    kurtosis = Statistic(
+        meaning="The excess kurtosis of a head's receiver scores with this `gap`, averaged over texts with at least "
+        "four scores. It is high where later segments attend to only a few earlier segments. As in Thought Anchors "
+        "(arXiv 2506.19143): mean attention per pair of tokens, from segments at least `gap` later, biased moments, "
+        "minus 3.",
+        bounds=(-math.inf, math.inf),
+    )
+
+
 @dataclass(frozen=True, repr=False)
-class SegmentMeans(Summed):
+class SegmentMeans(SegmentStatistics, SummedTable):
     """The means of attention between segments, computed from sums over texts."""
+
+    MAIN = "earlier_excess"
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "lag layer head group"],
@@ -72,62 +101,9 @@ class SegmentMeans(Summed):
         """The baseline of `by_lag`: attention by distance in tokens alone."""
         return self._by_layer(self._lag_means("expected").mean)
 
-    @property
-    def own(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to the row's own segment."""
-        return self.mean("own")
-
-    @property
-    def previous(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to the previous segment, over the rows that have one."""
-        return self.mean("previous")
-
-    @property
-    def further(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to all segments before the previous one, over the rows that have any."""
-        return self.mean("further")
-
-    @property
-    def earlier(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to all earlier segments, over the rows that have any."""
-        return self.mean("earlier")
-
-    def mean(self, part: str) -> Float[Tensor, "layer head"]:
-        """The mean of one of `PARTS` over the rows of all texts that have such segments; NaN if there are none."""
-        return self._by_layer(self._part(part).mean)
-
     def baseline(self, part: str) -> Float[Tensor, "layer head"]:
         """The mean of one of `PARTS` in the baseline by distance in tokens."""
-        return self._by_layer(self._part(part, "expected").mean)
-
-    def excess(self, part: str) -> Float[Tensor, "layer head"]:
-        """`mean` − `baseline`."""
-        return self.mean(part) - self.baseline(part)
-
-    def interval(
-        self, part: str, level: float = LEVEL, *, excess: bool = False
-    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high ends of the pointwise t interval of the mean or its excess over texts; NaN for fewer than five
-        texts.
-        """
-        means = self._excess(part) if flag("excess", excess) else self._part(part)
-        low, high = means.interval(checked_level(level))
-        return self._by_layer(low), self._by_layer(high)
-
-    def clear(self, part: str) -> Tensor:
-        """`[layer head]`: whether more texts than chance allows have an excess with the sign of the mean.
-
-        The test is an exact sign test at 5 %, corrected for all heads. Source: `attnmech.maths.intervals`.
-        """
-        return self._by_layer(self._excess(part).clear.double()).nan_to_num(0.0).bool()
-
-    @property
-    def kurtosis(self) -> Float[Tensor, "layer head"]:
-        """The excess kurtosis of a head's receiver scores with this `gap`, averaged over texts with at least four
-        scores. It is high where later segments attend to only a few earlier segments. As in Thought Anchors (arXiv
-        2506.19143): mean attention per pair of tokens, from segments at least `gap` later, biased moments, minus 3.
-        """
-        return self._by_layer(self._peaks.mean)
+        return self._by_layer(self._part(part, self.state["expected"]).mean)
 
     @property
     def receiver_heads(self) -> pd.DataFrame:
@@ -138,65 +114,56 @@ class SegmentMeans(Summed):
         distribution, averaged over texts. `receiver` claims that kurtosis exceeds it: the interval of the difference,
         simultaneous for all heads, is above 0.
         """
-        low, high = self._peaks.interval()
-        state = self.state
+        peaks, state = self["kurtosis"].means, self.state
+        low, high = peaks.interval()
         above = TextMeans.of_ratio(state["peaks"] - state["expected_peaks"], state["peak_counts"])
         claimed = above.simultaneous()[0] > 0
-        expected = self._peaks.mean - above.mean
+        expected = peaks.mean - above.mean
         index = [(row, head) for row in range(len(self.layers)) for head in range(low.shape[1])]
         frame = pd.DataFrame(
             {
                 "layer": [self.layers[row] for row, _ in index],
                 "head": [head for _, head in index],
-                "kurtosis": self._peaks.mean.flatten().tolist(),
+                "kurtosis": peaks.mean.flatten().tolist(),
                 "kurtosis_low": low.flatten().tolist(),
                 "kurtosis_high": high.flatten().tolist(),
                 "kurtosis_expected": expected.flatten().tolist(),
                 "receiver": claimed.flatten().tolist(),
-                "texts": self._peaks.texts.flatten().tolist(),
+                "texts": peaks.texts.flatten().tolist(),
             }
         )
         return frame.sort_values("kurtosis", ascending=False, kind="stable", ignore_index=True)
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per head: own, previous, further (and later, in models that look ahead), with their intervals, their
-        baselines by distance (`_expected`) and whether they differ from the baselines (`_clear`); kurtosis.
-        """
-        columns: dict[str, Tensor] = {}
-        for part in self._parts:
-            low, high = self.interval(part)
-            columns |= {part: self.mean(part), f"{part}_low": low, f"{part}_high": high}
-            columns |= {f"{part}_expected": self.baseline(part), f"{part}_clear": self.clear(part)}
-        columns["kurtosis"] = self.kurtosis
-        heads, rows = self.own.shape[1], list(self.layers)
-        frame = pd.DataFrame(
-            {
-                "layer": [layer for layer in rows for _ in range(heads)],
-                "head": [head for _ in rows for head in range(heads)],
-                **{name: value[rows].flatten().tolist() for name, value in columns.items()},
-            }
-        )
-        frame.attrs["intervals"] = interval_note(len(self.state["groups"]), self.documents - self._distinct)
-        return frame
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """The names of the statistics; "later" only in models that look ahead."""
+        return tuple(name for name in self.STATISTICS if self.both_ways or not name.startswith("later"))
 
     @property
-    def _distinct(self) -> int:
-        """The number of texts if copies count once."""
-        return distinct_texts(self.state, self.documents)
+    def _further(self) -> Mapping[str, Tensor]:
+        """The baselines by distance, as the columns `_expected`."""
+        return {f"{part}_expected": self.baseline(part) for part in PARTS if part in self.quantities}
+
+    def _clarity_prefix(self, name: str) -> str | None:
+        return f"{name}_" if self.STATISTICS[name].tested else None
 
     @property
-    def _parts(self) -> tuple[str, ...]:
-        return ("own", "previous", "further", *(["later"] if self.both_ways else []))
+    def _places(self) -> Places:
+        return Places.of_heads(self.layers, self.state["peaks"].shape[1], self.n_layers)
+
+    def _by_text(self, name: str) -> TextMeans:
+        if name == "kurtosis":
+            return TextMeans.of_ratio(self.state["peaks"], self.state["peak_counts"])
+        sums = self.state["sums"]
+        part = name.removesuffix("_excess")
+        return self._part(part, sums if part == name else sums - self.state["expected"])
 
     def _lag_means(self, name: str) -> TextMeans:
         sums, counts = (self.state[entry].movedim(0, 2) for entry in (name, "counts"))
         return TextMeans.of_ratio(sums, counts)
 
-    def _part(self, part: str, name: str = "sums") -> TextMeans:
-        return TextMeans.of_ratio(*self._of_part(part, self.state[name]))
-
-    def _excess(self, part: str) -> TextMeans:
-        return TextMeans.of_ratio(*self._of_part(part, self.state["sums"] - self.state["expected"]))
+    def _part(self, part: str, sums: Tensor) -> TextMeans:
+        return TextMeans.of_ratio(*self._of_part(part, sums))
 
     def _of_part(self, part: str, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over the lags of a part, and the number of rows that have segments at these lags."""
@@ -212,10 +179,6 @@ class SegmentMeans(Summed):
             raise InputError("this model's tokens do not attend to later tokens; use another `part`.")
         chosen, counted = places[part]
         return sums[list(chosen)].sum(dim=0), self.state["counts"][counted].expand_as(sums[0])
-
-    @cached_property
-    def _peaks(self) -> TextMeans:
-        return TextMeans.of_ratio(self.state["peaks"], self.state["peak_counts"])
 
     def _by_layer(self, measured: Tensor) -> Tensor:
         return by_layer(measured, self.layers, self.n_layers)

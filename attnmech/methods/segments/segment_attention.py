@@ -18,12 +18,10 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, shown, whole_number
 from ...basics.fields import check_entries
-from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.embed import View
 from ...draw.figure import Figure
-from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.segments import MOST_LABELS, segment_labels, segment_map
 from ...draw.sentence import sentence_view
@@ -33,7 +31,6 @@ from ...errors import InputError, MissingPointError
 from ...model.inputs.encoder import Inputs
 from ...model.parts.pieces import text_of
 from ...model.run.hooked import HookedModel, require_model
-from ...results.sentences import about_largest, for_map
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
@@ -46,7 +43,7 @@ from .sums import SegmentSums, of_text
 BASELINES: Final = ("tokens", "segments")
 """The units in which a baseline measures distance."""
 
-FIGURES: Final = ("mass", "excess", "per_token", "heads", "receivers")
+FIGURES: Final = ("mass", "excess", "per_token", "receivers")
 
 _LABELS: Final = {
     "mass": "share of attention", "excess": "share above baseline", "per_token": "mean p per pair of tokens"
@@ -232,7 +229,7 @@ class SegmentAttention(SegmentMeans):
         """
         return receivers(self.per_token(text), whole_number("gap", gap, least=1))
 
-    def strongest(self, count: int = 10, text: int = 0) -> pd.DataFrame:
+    def strongest_cells(self, count: int = 10, text: int = 0) -> pd.DataFrame:
         """Lists the cells between different segments of one text that most exceed their baseline by distance in tokens.
 
         Columns: layer, head, query_segment, key_segment, mass, expected, same_distance, query, key (as text).
@@ -262,20 +259,19 @@ class SegmentAttention(SegmentMeans):
     # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(
-        self, figure: str = "heads", *, layer: int | None = None, head: int | None = None, text: int = 0
+        self, figure: str | None = None, *, layer: int | None = None, head: int | None = None, text: int = 0
     ) -> "go.Figure":
         """Draws a figure; it is returned, not shown.
 
-        "heads": layers × heads, coloured by the excess of attention to earlier segments over its baseline. For one
-        text and head: "mass" (query segments × key segments), "excess" (mass minus its baseline by distance in
-        tokens) and "per_token". "receivers": what each segment receives, for `layer` and `head` or, without them, for
-        the heads with the highest kurtosis. Other figures without `layer` and `head` show the head with the cell that
-        exceeds its baseline most.
+        By default, layers × heads, coloured by the excess of attention to earlier segments over its baseline; the name
+        of another statistic draws that. For one text and head: "mass" (query segments × key segments), "excess" (mass
+        minus its baseline by distance in tokens) and "per_token". "receivers": what each segment receives, for `layer`
+        and `head` or, without them, for the heads with the highest kurtosis. Without `layer` and `head`, figures of one
+        head show the head with the cell that exceeds its baseline most.
         """
-        if option("figure", figure, FIGURES) == "heads":
-            rows = range(len(self.layers))
-            label = "share above baseline"
-            return effect_map(**for_map(self._excess("earlier"), rows), layers=self.layers, label=label)
+        if figure is None or figure in self.quantities:
+            return super().plot(figure, layer=layer, head=head)
+        option("figure", figure, (*FIGURES, *self.quantities))
         names = segment_labels(self.segments(text))
         if figure == "receivers":
             chosen = self._peaked(text) if layer is None or head is None else [self._head(layer, head)]
@@ -317,16 +313,11 @@ class SegmentAttention(SegmentMeans):
 
     @property
     def lead(self) -> str:
-        texts = counted(self.documents, self._distinct)
         own = percent(float(self.own.nanmean()), 0)
-        largest = about_largest(
-            self._excess("earlier"),
-            lambda place: f"L{self.layers[place[0]]}H{place[1]}",
-            things="heads",
-            what="excess of attention to earlier segments over its baseline by distance",
-        )
+        what = "excess of attention to earlier segments over its baseline by distance"
+        largest = self._largest("earlier_excess", what=what)
         return (
-            f"On {texts}, tokens give {own} of their attention to their own {self._thing}, averaged over heads; "
+            f"On {self._texts}, tokens give {own} of their attention to their own {self._thing}, averaged over heads; "
             f"{largest}."
         )
 
@@ -412,7 +403,7 @@ class SegmentAttention(SegmentMeans):
             return self._head(layer, head)
         if len(self.starts[self._text(text)]) < 3:
             return 0, 0
-        top = self.strongest(1, text).iloc[0]
+        top = self.strongest_cells(1, text).iloc[0]
         return self._row(int(top["layer"])), int(top["head"])
 
     def _peaked(self, text: int) -> list[tuple[int, int]]:

@@ -277,15 +277,20 @@ class SegmentEffects(PagedResult):
         }
         return pd.DataFrame(columns).sort_values("kl", ascending=False, kind="stable", ignore_index=True)
 
-    def strongest(self, count: int = 10) -> pd.DataFrame:
-        """Returns the first rows of `to_frame`."""
-        return self.to_frame().head(whole_number("count", count, least=1))
+    def strongest(self, count: int = 10, by: str | None = None) -> pd.DataFrame:
+        """The rows of `to_frame` with the largest "kl", or "loss"."""
+        name = "kl" if by is None else option("by", by, METRICS)
+        ordered = self.to_frame().sort_values(name, ascending=False, kind="stable", ignore_index=True)
+        return ordered.head(whole_number("count", count, least=1))
 
-    def plot(self, metric: str = "kl") -> "go.Figure":
-        """Draws query segments × key segments, coloured by the effect of the cut; returned, not shown."""
-        values = self.loss if option("metric", metric, METRICS) == "loss" else self.kl
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws query segments × key segments, coloured by the effect of the cut on "kl" (the default) or "loss"; the
+        figure is returned, not shown.
+        """
+        metric = "kl" if figure is None else option("figure", figure, METRICS)
+        values = self.loss if metric == "loss" else self.kl
         if values is None:
-            raise InputError('this model predicts neither the next token nor masked tokens; use metric="kl".')
+            raise InputError('this model predicts neither the next token nor masked tokens; use "kl".')
         return segment_map(
             values.numpy(), segment_labels(self.segments), label=_LABELS[metric], title="attention cut",
             signs=metric == "loss",

@@ -209,7 +209,7 @@ def test_shards_are_the_whole_and_the_order_does_not_matter(tmp_path: Path) -> N
             expected = getattr(whole, measure)[kind]
             for each in (merged, together):
                 assert torch.allclose(getattr(each, measure)[kind], expected, atol=1e-6, equal_nan=True)
-        for end, other in zip(merged.simultaneous()[kind], whole.simultaneous()[kind], strict=True):
+        for end, other in zip(merged[kind].simultaneous(), whole[kind].simultaneous(), strict=True):
             assert torch.allclose(end, other, atol=1e-6, equal_nan=True)
     path = whole.save(tmp_path / "types.safetensors")
     assert am.load_result(path).to_frame().equals(whole.to_frame())
@@ -256,7 +256,7 @@ def test_bad_input() -> None:
 def test_much_attention_is_no_type_without_an_interval_above_the_baseline() -> None:
     """In texts of three tokens, random heads attend much to the first token and to themselves, as any head would."""
     types = am.head_types(hooked("llama"), iter([torch.tensor([[3 + number, 4, 5]]) for number in range(9)]))
-    low = torch.stack([types.simultaneous()[name][0] for name in TYPES])
+    low = torch.stack([types[name].simultaneous()[0] for name in TYPES])
     much = torch.stack([(types.scores[name] >= 0.3) | (types.tops[name] >= 0.5) for name in TYPES])
     assert bool((much & (low < 0)).any())
     assert torch.equal(types.claimed, much & (low > 0))
@@ -430,7 +430,7 @@ def test_an_atlas_row_says_what_the_result_says() -> None:
     row = next(each for each in atlas.data["rows"] if each["name"] == "L2H6")
     assert row["types"] == ["induction"]
     assert row["cells"][2] == f"{float(types.scores['induction'][2, 6]):.3f}"
-    low, high = (float(end[2, 6]) for end in types.simultaneous()["induction"])
+    low, high = (float(end[2, 6]) for end in types["induction"].simultaneous())
     assert row["cells"][4] == f"{low:+.2f} to {high:+.2f}"
     assert row["cells"][5] == f"{float(types.writes['induction'][2, 6]):+.1f}"
     example = types.example_of(2, 6)
@@ -443,7 +443,7 @@ def test_a_head_without_a_claim_says_what_it_lacks(name: str) -> None:
     hooked = models.demo() if name == "demo" else models.hooked(name)
     texts = None if name == "demo" else iter([models.token_ids(name, 1, 12, seed=seed) for seed in range(8)])
     types = am.head_types(hooked, texts)
-    low, unclaimed = {kind: ends[0] for kind, ends in types.simultaneous().items()}, 0
+    low, unclaimed = {kind: types[kind].simultaneous()[0] for kind in types.quantities}, 0
     for layer, head in itertools.product(range(types.n_layers), range(hooked.n_heads)):
         if types.types_of(layer, head):
             continue

@@ -66,7 +66,7 @@ def test_induction_heads_of_the_demo_model_retrieve_and_no_others() -> None:
     types = types_of_demo()
     claims = types.to_frame().query("type == 'retrieval'")
     assert {*zip(claims.layer, claims["head"], strict=True)} == {(2, head) for head in (4, 5, 6, 7)}
-    assert types.types_of(2, 6) == ("induction", "retrieval") and types.strongest[2, 6] == "induction"
+    assert types.types_of(2, 6) == ("induction", "retrieval") and types.main_types[2, 6] == "induction"
     assert "4 retrieve needles from long texts" in types.lead
     assert "retrieval" in types.by_head() and "retrieval" not in am.head_types(models.demo()).by_head()
 

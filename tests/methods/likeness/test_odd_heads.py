@@ -195,4 +195,4 @@ def test_long_range_mass_by_type_is_the_mean_over_its_heads() -> None:
     assert frame.far_mass["induction"] == pytest.approx(float(odd.far_mass[2, 6:8].mean()))
     assert frame.far_ordinary["self"] == pytest.approx(float(odd.far_ordinary[0, 0]))
     assert frame.far_baseline["self"] == pytest.approx(float(odd.far_baseline[0]))
-    assert odd.far_by_type(am.head_types(model, given).strongest).heads.sum() == 32
+    assert odd.far_by_type(am.head_types(model, given).main_types).heads.sum() == 32

@@ -263,19 +263,19 @@ def test_intervals_between_layers_are_those_over_texts() -> None:
         left_out = [(sums[t] - mean * sizes[t]) / (sizes.sum() - sizes[t]) for t in range(n)]
         error = math.sqrt((n - 1) / n * sum(each**2 for each in left_out))
         half = student_t.ppf(0.975, sizes.sum() ** 2 / (sizes**2).sum() - 1) * error
-        low, high = (float(end[*first, *second]) for end in alike.divergence_interval())
+        low, high = (float(end[*first, *second]) for end in alike["divergence"].interval())
         assert (low, high) == pytest.approx((max(0.0, mean - half), min(LN2, mean + half)), abs=2e-6)
-        wide_low, wide_high = (float(end[*second, *first]) for end in alike.divergence_simultaneous())
+        wide_low, wide_high = (float(end[*second, *first]) for end in alike["divergence"].simultaneous())
         assert wide_low <= low + 1e-12 and high <= wide_high + 1e-12
-    simultaneous = alike.divergence_simultaneous()
-    for ends, within in ((alike.divergence_interval(), alike.interval()), (simultaneous, alike.simultaneous())):
+    simultaneous = alike["divergence"].simultaneous()
+    for ends, within in ((alike["divergence"].interval(), alike.interval()), (simultaneous, alike.simultaneous())):
         for end, of_layer in zip(ends, within, strict=True):
             if ends is not simultaneous:
                 assert torch.equal(end[1, :, 1], of_layer[1])
             assert end.shape == alike.divergence.shape
             assert torch.equal(end, end.permute(2, 3, 0, 1))
     few = am.redundancy(model, given[:4])
-    assert bool(few.divergence_interval()[0][0, 1, 1].isnan().all()) and bool(few.nearest.low.isna().all())
+    assert bool(few["divergence"].interval()[0][0, 1, 1].isnan().all()) and bool(few.nearest.low.isna().all())
 
 
 def test_simultaneous_intervals_hold_for_all_pairs_at_once() -> None:
@@ -292,7 +292,7 @@ def test_simultaneous_intervals_hold_for_all_pairs_at_once() -> None:
             above.append(state["between"][0, head, other])
             below.append(state["sampled"][0])
     low, high = TextMeans.of_ratio(torch.stack(above), torch.stack(below)).simultaneous()
-    ends = alike.divergence_simultaneous()
+    ends = alike["divergence"].simultaneous()
     assert float(ends[0][0, 2, 1, 1]) == pytest.approx(max(0.0, float(low[-heads + 1])), abs=1e-12)
     assert float(ends[1][1, 1, 0, 2]) == pytest.approx(float(high[-heads + 1]), abs=1e-12)
     row = alike.nearest.iloc[0]

@@ -221,7 +221,7 @@ def test_parts_by_distance_in_segments(name: str) -> None:
                     sums[part] += (b - a) * float(cells[s, there].sum())
                     rows[part] += b - a
     for part in sums:
-        assert float(found.mean(part)[1, 2]) == pytest.approx(sums[part] / rows[part], rel=1e-4)
+        assert float(found[part].mean[1, 2]) == pytest.approx(sums[part] / rows[part], rel=1e-4)
     frame = found.to_frame()
     assert list(frame["own"]) == pytest.approx(found.own.flatten().tolist())
 
@@ -235,7 +235,7 @@ def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
     shards = [am.segment_attention(model, iter(given), shard=(number, 3)) for number in range(3)]
     merged = shards[0].merged(*shards[1:])
     torch.testing.assert_close(merged.by_lag, corpus.by_lag, atol=2e-5, rtol=1e-4, equal_nan=True)
-    low, high = merged.interval("previous")
+    low, high = merged["previous"].interval()
     assert bool((low <= merged.previous).all()) and bool((merged.previous <= high).all())
     with pytest.raises(MissingPointError, match="not for an iterator"):
         corpus.mass()

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import attnmech as am
 from attnmech.errors import InputError, MissingPointError
 from attnmech.maths.update_statistics import STATISTICS
-from attnmech.runs.update_sums import BLOCK_STATISTICS
 from attnmech.model.attention import attend as attention
+from attnmech.runs.update_sums import BLOCK_STATISTICS
 
 F32, F64 = torch.float32, torch.float64
 
