@@ -137,7 +137,8 @@ def test_strings_and_padded_ids_are_the_texts_that_they_hold(model: am.HookedMod
     }
     for texts in ([TEXT] * 7, iter([TEXT] * 7)):
         found = am.attention_focus(model, texts)
-        assert found["entropy"].interval()[0].isnan().all() and "1 text is too few" in found.to_frame().attrs["intervals"]
+        assert found["entropy"].interval()[0].isnan().all()
+        assert "1 text is too few" in found.to_frame().attrs["intervals"]
     assert am.attention_focus(model, padded)._n_distinct == 1
     assert am.ablate_heads(model, padded, layers=[0]).provenance.copies == (0, 0)
 

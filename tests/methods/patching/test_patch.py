@@ -210,7 +210,7 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     assert repr(found).startswith("PositionEffects(Patching resid_pre at 15 positions on 2 pairs: position ")
     with pytest.raises(InputError, match=r"`level` must be a finite number above 0 and below 1; got 2.0"):
         found["recovered"].interval(2.0)
-    with pytest.raises(InputError, match='`figure` must be one of effect, recovered'):
+    with pytest.raises(InputError, match="`figure` must be one of effect, recovered"):
         found.plot("share")
 
 

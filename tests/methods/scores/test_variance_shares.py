@@ -245,7 +245,8 @@ def test_saved_and_loaded_and_shown(tmp_path: Path) -> None:
 
 def test_one_text_has_no_agreement() -> None:
     found = am.variance_shares(models.hooked("llama"), iter(documents([9])))
-    assert all(math.isnan(value) for value in found.agreement.values()) and found["position"].interval()[0].isnan().all()
+    assert all(math.isnan(value) for value in found.agreement.values())
+    assert found["position"].interval()[0].isnan().all()
 
 
 def test_several_texts_at_once_have_halves_too() -> None:

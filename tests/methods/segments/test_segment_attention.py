@@ -266,7 +266,7 @@ def test_saved_shown_and_drawn(tmp_path: Path) -> None:
     assert again.segments(2) == found.segments(2)
     torch.testing.assert_close(again.expected(1), found.expected(1))
     assert found.plot("mass", layer=1, head=2).data[0].z[1][0] == pytest.approx(float(found.mass()[1, 2, 1, 0]))
-    for figure in ("heads", "excess", "per_token", "receivers"):
+    for figure in ("earlier_excess", "excess", "per_token", "receivers"):
         assert found.plot(figure).data
     page = found.write_html(tmp_path / "page.html").read_text()
     assert "Which heads attend to earlier sentences" in page
