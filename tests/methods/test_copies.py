@@ -160,6 +160,20 @@ def test_a_text_with_two_answers_is_two_texts(model: am.HookedModel) -> None:
     assert found.provenance.copies == (0, 1, 0) and "3 texts (2 distinct)" in found.lead
 
 
+def test_a_pair_or_label_that_is_given_again_is_counted(model: am.HookedModel) -> None:
+    words = models.WORDS[3:]
+    pairs, labels = (
+        [*itertools.pairwise(words[:7])],
+        [(" ".join(words[:place]), 4, 2, "two") for place in (6, 7)],
+    )
+    one, three = (
+        am.function_heads(model, examples, shots=2, prompts=3) for examples in (pairs, iter([*pairs, *pairs[::-1]]))
+    )
+    require_same(one, three)
+    assert "6 pairs are copies of others" in three.note and "copies" not in one.note
+    assert am.relations(model, labels * 3).lead.startswith("6 labelled pairs (2 distinct) of 1 relation in 2 texts")
+
+
 def test_means_of_copies_by_hand() -> None:
     """Copies weigh in the mean; the standard error is the jackknife over distinct texts."""
     values = torch.tensor([1.0, 4.0, -2.0, 0.5, 3.0, 7.0, 1.0, -2.5]).double()

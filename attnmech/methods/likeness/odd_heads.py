@@ -334,10 +334,10 @@ class OddHeads(Summed):
         most = ""
         if several:
             first = unusual.iloc[0]
-            few = len(self.state["groups"]) < LEAST_TEXTS
+            texts_counted = len(self.state["groups"])
             known = (
-                f"; {len(self.state['groups'])} texts are too few to generalise"
-                if few
+                f"; {counted(texts_counted)} {'is' if texts_counted == 1 else 'are'} too few to generalise"
+                if texts_counted < LEAST_TEXTS
                 else f"; the 95 % interval over texts {'also lies' if first['steady'] else 'does not lie entirely'} "
                 "beyond"
             )
