@@ -4,6 +4,7 @@ Formulas: docs/formulas.md#ablation. `am.ablate_heads` measures the effects that
 the result compares the two.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, Unpack
@@ -173,11 +174,11 @@ class HeadImportance(OverTexts, TextResult):
             return ""
         if self.exact is None:
             return "; not compared with a sweep"
-        heads = int((~self.exact.isnan()).sum())
-        return (
-            f"; rank correlation {self.rank_correlation:.2f} with the {self.exact_method} sweep of "
-            f"{counted(heads, noun='head')}"
-        )
+        swept = f"the {self.exact_method} sweep of {counted(int((~self.exact.isnan()).sum()), noun='head')}"
+        rank = self.rank_correlation
+        if rank is None or math.isnan(rank):
+            return f"; no rank correlation with {swept}"
+        return f"; rank correlation {rank:.2f} with {swept}"
 
     @property
     def _n_texts(self) -> int:

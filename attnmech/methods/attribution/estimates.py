@@ -139,7 +139,7 @@ class Estimates(OverTexts, TextResult):
             unit=unit_of(self.metric),
             what="estimate" if self.parts is None else "difference",
         )
-        return largest if self.parts is not None else f"{largest}; not confirmed"
+        return largest if self.parts is not None else f"{largest}; not compared with exact patching"
 
     @property
     def _n_texts(self) -> int:

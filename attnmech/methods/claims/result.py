@@ -139,7 +139,7 @@ def confirm_heads(
     with kept(journal), kept(beside):
         noted = {"heads": [list(head) for head in chosen], "task": whole.name, "seed": seed, "sets": len(shape.sets)}
         if callable(heads):
-            noted["rule"] = getattr(heads, "__name__", type(heads).__name__)
+            noted["rule"] = getattr(heads, "__name__", type(heads).__name__).replace("<lambda>", "a lambda")
         measured = measured_sets(measuring, confirming, shape, journal, noted)
         if general is not None:
             measured["general"] = general_effects(measuring, general, shape, beside)
