@@ -441,7 +441,7 @@ class RowMeans(WithStatistics, TextResult):
             lambda place: f"L{self.layers[place[0]]}H{place[1]}",
             things="heads",
             what=f"difference of {statistic}",
-            group=max(1.0, self.documents / self._n_groups),
+            group=max(1.0, self._n_distinct / self._n_groups),
         )
         return f"{self._opening}on {self._texts}, {largest}."
 

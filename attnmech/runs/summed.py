@@ -10,9 +10,11 @@ from torch import Tensor
 
 from ..basics.arguments import shown
 from ..basics.fields import check_entries, check_layers
+from ..basics.nouns import counted
 from ..errors import InputError
 from ..results.provenance import Provenance
 from ..results.result import PagedResult
+from .groups import distinct_texts
 from .reducer import Reducer, Source, State
 
 
@@ -58,6 +60,16 @@ class Summed(PagedResult):
             provenance=source.provenance,
             **more,
         )
+
+    @property
+    def _distinct(self) -> int:
+        """The number of texts if copies count once."""
+        return distinct_texts(self.state, self.documents)
+
+    @property
+    def _texts(self) -> str:
+        """The number of texts, in words."""
+        return counted(self.documents, self._distinct)
 
     @property
     @abstractmethod

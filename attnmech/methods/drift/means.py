@@ -15,7 +15,6 @@ from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...maths.statistic import WithStatistics
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
-from ...runs.groups import distinct_texts
 from ...runs.summed import Summed
 from .sums import STATISTICS
 from .word_types import ORDINARY, WORD_TYPES
@@ -118,11 +117,6 @@ class DriftMeans(WithStatistics, Summed):
     @property
     def _texts_counted(self) -> int:
         return len(self.state["groups"])
-
-    @property
-    def _distinct(self) -> int:
-        """The number of texts if copies count once."""
-        return distinct_texts(self.state, self.documents)
 
     @cached_property
     def _pairs(self) -> TextMeans:

@@ -32,7 +32,6 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
-from ...runs.groups import distinct_texts
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
@@ -316,21 +315,14 @@ class OddHeads(Summed):
         return effect_map(shown.numpy(), nothing, nothing, layers=self.layers, label=label)
 
     @property
-    def _distinct(self) -> int:
-        """The number of texts if copies count once."""
-        return distinct_texts(self.state, self.documents)
-
-    @property
     def lead(self) -> str:
         """The finding in one paragraph."""
         heads, odd = len(self.layers) * self._heads, self.odd
         if bool(self.mean("entropy").isnan().all()):
-            texts = counted(self.documents, self._distinct)
-            return f"On {texts}, no token after the first sees two keys, so how heads attend is not measured."
+            return f"On {self._texts}, no token after the first sees two keys, so how heads attend is not measured."
         counts = [_counted(int((odd["reason"] == name).sum()), name) for name in CLASSES]
         unusual = odd[odd["reason"] == "unusual"]
         several = len(unusual[["layer", "head"]].drop_duplicates())
-        texts = counted(self.documents, self._distinct)
         most = ""
         if several:
             first = unusual.iloc[0]
@@ -347,7 +339,7 @@ class OddHeads(Summed):
                 f"±{self.critical:.3g}{known})"
             )
         return with_minus_signs(
-            f"Of {counted(heads, noun='head')} on {texts}, {', '.join(counts)}; {several} of the others "
+            f"Of {counted(heads, noun='head')} on {self._texts}, {', '.join(counts)}; {several} of the others "
             f"{'is' if several == 1 else 'are'} unusual{most}.{self._longest_range}"
         )
 

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import finite_number, member, option, whole_number
-from ...basics.nouns import counted
+from ...basics.nouns import bracketed
 from ...basics.public import public
 from ...draw.section import Section
 from ...errors import InputError
@@ -31,7 +31,6 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_of
-from ...runs.groups import distinct_texts
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
@@ -264,10 +263,6 @@ class Redundancy(Summed):
         return f"Redundant heads of {self.provenance.model}"
 
     @property
-    def _texts(self) -> str:
-        return counted(self.documents, distinct_texts(self.state, self.documents))
-
-    @property
     def lead(self) -> str:
         fewest, effective = self._fewest, self.effective_heads
         if bool(effective[fewest].isnan()):
@@ -289,7 +284,7 @@ class Redundancy(Summed):
         layer = self.layers[row]
         return (
             f"; the two heads of one layer that attend most alike are L{layer}H{one} and L{layer}H{other} "
-            f"(Jensen-Shannon divergence {float(pairs[row, pair]):.3g} of at most 0.693 nats{span})"
+            f"{bracketed(f'Jensen-Shannon divergence {float(pairs[row, pair]):.3g} of at most 0.693 nats{span}')}"
         )
 
     @property
@@ -306,8 +301,8 @@ class Redundancy(Summed):
         ends = [float(end[place - between.numel()].clamp(0.0, math.log(2))) for end in means.simultaneous()]
         span = interval_of(ends, ".3g", means.mean.numel(), "pairs")
         return (
-            f"; across layers, L{one}H{head} and L{other}H{other_head} attend most alike ({closest:.3g} nats{span}; "
-            f"at most {self.rows} sampled rows per text)"
+            f"; across layers, L{one}H{head} and L{other}H{other_head} attend most alike "
+            f"{bracketed(f'{closest:.3g} nats{span}; at most {self.rows} sampled rows per text')}"
         )
 
     def _sections(self) -> "Sequence[Section]":

@@ -14,7 +14,6 @@ from ...errors import InputError
 from ...maths.intervals import LEVEL, TextMeans, checked_level
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
-from ...runs.groups import distinct_texts
 from ...runs.summed import Summed
 from .sums import lags_of
 
@@ -178,11 +177,6 @@ class SegmentMeans(Summed):
         )
         frame.attrs["intervals"] = interval_note(len(self.state["groups"]), self.documents - self._distinct)
         return frame
-
-    @property
-    def _distinct(self) -> int:
-        """The number of texts if copies count once."""
-        return distinct_texts(self.state, self.documents)
 
     @property
     def _parts(self) -> tuple[str, ...]:

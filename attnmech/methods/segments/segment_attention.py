@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, shown, whole_number
 from ...basics.fields import check_entries
-from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.embed import View
@@ -317,7 +316,6 @@ class SegmentAttention(SegmentMeans):
 
     @property
     def lead(self) -> str:
-        texts = counted(self.documents, self._distinct)
         own = percent(float(self.own.nanmean()), 0)
         largest = about_largest(
             self._excess("earlier"),
@@ -326,7 +324,7 @@ class SegmentAttention(SegmentMeans):
             what="excess of attention to earlier segments over its baseline by distance",
         )
         return (
-            f"On {texts}, tokens give {own} of their attention to their own {self._thing}, averaged over heads; "
+            f"On {self._texts}, tokens give {own} of their attention to their own {self._thing}, averaged over heads; "
             f"{largest}."
         )
 
