@@ -19,7 +19,15 @@ from .reducer import Reducer, Source, State
 
 
 def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) -> dict[str, Any]:
-    """The fields in which a merged result differs from its parts: texts, state and provenance."""
+    """The fields in which a merged result differs from its parts: texts, state and provenance.
+
+    Raises `InputError` for shards of different versions, and in the cases of `Provenance.of_shards`.
+    """
+    if differing := {name for part in parts for name in part.state.keys() ^ parts[0].state.keys()}:
+        raise InputError(
+            f"these shards were measured by different versions of attnmech: not all of them have {min(differing)!r}. "
+            "Measure the older ones again."
+        )
     provenance = Provenance.of_shards([part.provenance for part in parts])
     return {
         "documents": sum(part.documents for part in parts),

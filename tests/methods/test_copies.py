@@ -125,6 +125,22 @@ def test_texts_with_the_same_tokens_are_one_text(call: Callable[..., Any], model
     assert "6 distinct)" in f"{twice.lead} {twice!r}" or "6 texts are copies" in note, twice.lead
 
 
+def many_texts() -> list[str]:
+    """400 texts with different tokens."""
+    words = models.WORDS[3:8]
+    return [" ".join(words[number // 5**place % 5] for place in range(3 + number % 4)) for number in range(400)]
+
+
+def test_copies_among_many_texts_are_one_text(model: am.HookedModel) -> None:
+    """Beyond 256 texts too, a text and its copy with other spaces are in one group: intervals do not shrink."""
+    texts = many_texts()
+    once, twice = (
+        am.attention_focus(model, iter(some)) for some in (texts, [*texts, *(t.replace(" ", "  ") for t in texts)])
+    )
+    assert torch.equal(once.state["groups"], twice.state["groups"]) and len(once.state["groups"]) > 128
+    require_same(once, twice)
+
+
 def test_a_text_in_two_shards_is_one_text(model: am.HookedModel) -> None:
     texts = [*IDS, *IDS[1:], IDS[0]]
     shards = [am.attention_focus(model, iter(texts), shard=(k, 2)) for k in range(2)]

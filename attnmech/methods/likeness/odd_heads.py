@@ -134,7 +134,6 @@ class OddHeads(Summed):
         "update_counts": Float[Tensor, "of_updates class layer head group"],
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
-        "digests": Int[Tensor, " group"],
     }
     """The types of the entries of `state`."""
 
