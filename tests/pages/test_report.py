@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from unpacking import unpacked
 
 import attnmech as am
 from attnmech.demo.about import ABOUT
@@ -176,12 +177,9 @@ def page_data(page: str) -> Any:
 
 
 def attention_of(data: Any) -> np.ndarray:
-    """The attention stored in a page, [layer head query key]; each weight is a 16-bit logarithm."""
-    packed, tokens = data["arrays"][data["pattern"]], len(data["tokens"])
-    planes = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(np.int64)
-    code = (planes[0] * 256 + planes[1]).reshape(len(packed["low"]), -1)
-    logarithms = np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * code
-    return np.where(code == 65535, 0, np.exp(logarithms)).reshape(-1, len(data["choices"]["head"]), tokens, tokens)
+    """The attention stored in a page, [layer head query key]."""
+    tokens, heads = len(data["tokens"]), len(data["choices"]["head"])
+    return unpacked(data["arrays"][data["pattern"]], (-1, heads, tokens, tokens))
 
 
 def text_at(data: Any, name: str, **chosen: int) -> str:
