@@ -149,6 +149,7 @@ def test_check_writes_its_checks(attnmech: Command, tmp_path: Path) -> None:
     printed = attnmech("check", "--device", "cpu", "--dtype", "float64").out
     assert "float64 on cpu" in printed and "certified" in printed.splitlines()[-1]
     assert all(name in printed for name in ("transformers", "ledger", "pattern edit", "hook_embed ≠ embed"))
+    assert "; alibi 1 × alibi_slopes, rounded to float32; " in printed and " None" not in printed
 
 
 def test_check_runs_the_full_proof_when_asked(attnmech: Command, tmp_path: Path) -> None:

@@ -569,4 +569,5 @@ def test_a_model_with_few_heads_cannot_confirm() -> None:
     claim = am.confirm_heads(planted.lookup("two layers"), [(1, 3)], planted.cued())
     assert len(claim.sets) == 16 and claim.p == claim.least_p == 1 / 16
     assert claim.verdict == "cannot be confirmed" and claim.lead.count("cannot") == 1
+    assert ", more than all 15 other heads in any layer (p = 0.062, the smallest possible; " in claim.lead
     assert "among 16 sets of this shape, p is 0.062 or more, and p ≤ 0.05 needs at least 20" in claim.lead
