@@ -56,8 +56,6 @@ class Batch:
     """Maps token ids to their labels; None if positions are not tokens, as in images."""
     pieces: tuple[tuple[str | bytes, ...], ...] | None = None
     """What each token holds of the text (`attnmech.model.parts.pieces`); None if `tokens` says it."""
-    sources: Int[Tensor, " batch"] | None = None
-    """For each text of a corpus, a hash of the text as given, the same for every tokenizer."""
 
     def on(self, device: torch.device) -> "Batch":
         """The batch on a device."""
@@ -140,7 +138,6 @@ class Batch:
             pieces=self.pieces and tuple(self.pieces[row] for row in chosen.tolist()),
             target=None if self.target is None else self.target.texts(chosen),
             extra=extra,
-            sources=None if self.sources is None else self.sources[chosen.cpu()],
         )
 
     def alone(self, text: int) -> "Batch":
@@ -213,11 +210,6 @@ class Batch:
         wanted = torch.tensor(list(positions), device=self.mask.device)
         ahead, back = self.places, self.places - self.lengths[:, None]
         return self.mask & (torch.isin(ahead, wanted) | torch.isin(back, wanted))
-
-    @property
-    def contents(self) -> Int[Tensor, " batch"]:
-        """For each text, a number that its copies share: `sources` in a corpus, else `digests`."""
-        return self.digests if self.sources is None else self.sources
 
     @cached_property
     def digests(self) -> Int[Tensor, " batch"]:

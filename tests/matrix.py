@@ -242,8 +242,11 @@ Call = Callable[[Subject], Any]
 
 
 def look(result: Any, folder: Path) -> None:
-    """Does with a result what a user does: prints it, makes its table and figure, and saves it."""
-    repr(result)
+    """Does with a result what a user does: prints it, shows it in a notebook, makes its table and figure, saves it."""
+    printed = repr(result)
+    assert not re.search(r"\bnan\b|\binf\b|\{\w+\}", printed), printed
+    if hasattr(result, "_repr_html_"):
+        result._repr_html_()
     if hasattr(result, "to_frame"):
         result.to_frame()
     if hasattr(result, "plot") and not _needed(result.plot):

@@ -14,6 +14,15 @@ def counted(count: int, distinct: int | None = None, noun: str = "text") -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}{apart}"
 
 
+def bracketed(words: str) -> str:
+    """Words in brackets; a comma replaces brackets within.
+
+    >>> bracketed("14 texts (3 distinct)"), bracketed("14 texts")
+    ('(14 texts, 3 distinct)', '(14 texts)')
+    """
+    return f"({words.replace(' (', ', ').replace(')', '')})"
+
+
 @dataclass(frozen=True)
 class Nouns:
     """The words for an input and its positions, in sentences and figures.

@@ -102,8 +102,8 @@ def null_rows(result: "NullAttention", unit: str) -> Rows:
         "Heads by their attention to the target",
         result.to_frame().sort_values("sink_mass", ascending=False),
         (
-            LAYER, HEAD, Column("sink_mass", unit="mean p"), Column("value_ratio", unit="of the median"),
-            Column("remove", unit=unit), Column("zero_value", unit=unit), Column("verdict"),
+            LAYER, HEAD, Column("verdict"), Column("sink_mass", unit="mean p"),
+            Column("value_ratio", unit="of the median"), Column("remove", unit=unit), Column("zero_value", unit=unit),
         ),
     )  # fmt: skip
 

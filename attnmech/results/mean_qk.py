@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..basics.arguments import member, shown
 from ..basics.fields import check_fields, check_layers
+from ..basics.nouns import counted
 from ..errors import InputError
 from .provenance import Provenance
 from .result import Result
@@ -140,13 +141,13 @@ class MeanQK(Result):
         )
 
     def __repr__(self) -> str:
-        over = f"{int(self.query_counts.sum())} queries of {len(self.texts)} texts"
+        over = f"{int(self.query_counts.sum())} queries of {counted(len(self.texts))}"
         by = "position" if self.per_position else "head"
         return f"MeanQK({self.provenance.model!r}, by {by}, {len(self.layers)} layers: {over}, {self.digest[:8]})"
 
     def __str__(self) -> str:
         where = " at each position" if self.per_position else ""
-        return f"the means of {len(self.texts)} texts{where} ({self.digest[:8]})"
+        return f"the means of {counted(len(self.texts))}{where} ({self.digest[:8]})"
 
 
 def padded(value: Tensor, length: int, axis: int) -> Tensor:

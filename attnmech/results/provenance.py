@@ -71,7 +71,7 @@ class Provenance:
             "config and weights (SHA-256)": self.weights,
             "inputs (SHA-256)": self.inputs,
             "hooks in force": ", ".join(self.edits) or "none",
-            **{name: str(value) for name, value in self.options.items()},
+            **{name: _in_words(value) for name, value in self.options.items()},
             **self.versions,
         }
 
@@ -125,7 +125,7 @@ class Provenance:
         """The provenance of a difference: the shared entries, and "one − other" where the two differ."""
 
         def both(one: Any, two: Any) -> Any:
-            return one if one == two else f"{one} − {two}"
+            return one if one == two else f"{_in_words(one)} − {_in_words(two)}"
 
         edits, others = (", ".join(origin.edits) or "none" for origin in (self, other))
         names = dict.fromkeys((*self.options, *other.options))
@@ -178,7 +178,23 @@ class Provenance:
         )
 
 
+def _in_words(value: Any) -> str:
+    """An option as a reader's text.
+
+    >>> _in_words([["FocusReducer", {"last": "8"}]]), _in_words({"a": [1, 2], "b": None}), _in_words(True)
+    ('FocusReducer, last: 8', 'a: 1, 2; b: none', 'yes')
+    """
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {_in_words(entry)}" for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        nested = any(isinstance(entry, list | tuple) for entry in value)
+        return ("; " if nested else ", ").join(map(_in_words, value)) or "none"
+    return str(value)
+
+
 def _short(value: Any) -> str:
     """A value as text, with hashes shortened."""
-    text = str(value)
+    text = _in_words(value)
     return f"{text[:8]}…" if re.fullmatch("[0-9a-f]{64}", text) else text

@@ -21,7 +21,7 @@ from ..basics.arguments import flag, integer, optional_flag, shown, string, whol
 from ..basics.files import path_of
 from ..basics.messages import takes
 from ..basics.public import public
-from ..batch import Batch, bytes_of, first_bits
+from ..batch import Batch
 from ..errors import InputError
 from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
 from ..model.inputs.encoders import tokenized
@@ -229,8 +229,6 @@ class _Document:
     number: int
     text: Tokenized
     truncated: bool
-    source: int
-    """A hash of the text, or of ids given instead, which copies share."""
 
 
 @dataclass(frozen=True)
@@ -292,9 +290,7 @@ class _Reading:
             numbers = [number for number in range(first, self._seen) if self._takes(number)]
             if not isinstance(read, Batch):
                 for number in numbers:
-                    row = read[number - first]
-                    digest = text if isinstance(item, str) else hashlib.sha256(bytes_of(row.ids))
-                    yield self._document(number, row, first_bits(digest.digest()), cut=long)
+                    yield self._document(number, read[number - first], cut=long)
             elif numbers:
                 yield _AsGiven(numbers, read.texts(torch.tensor([number - first for number in numbers])))
 
@@ -315,19 +311,19 @@ class _Reading:
             warn_of_batch(batch, self._model.trained_length)
         return batch
 
-    def _document(self, number: int, text: Tokenized, source: int, *, cut: bool) -> _Document:
+    def _document(self, number: int, text: Tokenized, *, cut: bool) -> _Document:
         """A document; `cut` says whether its text was cut before it was tokenized."""
         longest, limit = self._model.longest_text, self._model.architecture.position_limit
         if longest is None or len(text.ids) <= longest:
-            return _Document(number, text, cut, source)
+            return _Document(number, text, cut)
         if self._truncate:
-            return _Document(number, replace(text, ids=text.ids[:longest]), True, source)
+            return _Document(number, replace(text, ids=text.ids[:longest]), True)
         remedy = f"split it, or give truncate=True to cut it after {longest}" if takes("truncate") else "split it"
         tokens = len(text.ids)
         if limit is not None and tokens > limit:
             raise InputError(f"document {number} has {tokens} tokens, but this model has {limit} positions; {remedy}.")
         warn_of_length(f"document {number}", tokens, longest, remedy)
-        return _Document(number, text, cut, source)
+        return _Document(number, text, cut)
 
     def _packed(self, window: Sequence[_Document], tokens_per_batch: int) -> Iterator[CorpusBatch]:
         for document in window:
@@ -336,7 +332,6 @@ class _Reading:
         for group in _groups(window, tokens_per_batch):
             assert isinstance(self._encoder, Encoder)
             batch = self._encoder.padded([document.text for document in group])
-            batch = replace(batch, sources=torch.tensor([document.source for document in group]))
             numbers = torch.tensor([document.number for document in group])
             yield CorpusBatch(batch, numbers, sum(document.truncated for document in group), digest)
 

@@ -1,9 +1,9 @@
 """Keeps sums per text in bounded memory: beyond 256 distinct texts, sums are added up in groups.
 
-A text's group is the hash of its content (`Batch.contents`) modulo a power of two: the largest power with at most 256
-groups. Up to 256 distinct texts, every one is a separate group; copies of a text share its group, since they are no
-further evidence. Texts with the same tokens are copies. The groups depend only on the set of texts, not on their order
-or shards. Groups of texts are as independent as texts, so intervals over groups keep their coverage.
+A text's group is the hash of its tokens (`Batch.digests`) modulo a power of two: the largest power with at most 256
+groups. Up to 256 distinct texts, every one is a separate group. Copies, the texts with the same tokens, share their
+group, since they are no further evidence. The groups depend only on the set of texts, not on their order or shards.
+Groups of texts are as independent as texts, so intervals over groups keep their coverage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,34 +20,25 @@ GROUPS: Final = 256
 _NO_MODULUS: Final = 2**62
 """The modulus as long as every distinct text is a separate group."""
 
-_SMALLEST: Final = {"first", "digests"}
-"""The entries of a state with one number per text; a group has the smallest of its texts."""
+FIRST: Final = "first_text"
+"""The entry of a state with the number of each text; a group has the smallest number of its texts."""
 
 State = dict[str, Tensor]
 
 
-def by_group(
-    state: State,
-    contents: Int[Tensor, " text"],
-    summed: Sequence[str],
-    most: int | None = None,
-    digests: Int[Tensor, " text"] | None = None,
-) -> State:
+def by_group(state: State, digests: Int[Tensor, " text"], summed: Sequence[str], most: int | None = None) -> State:
     """Adds up sums by text (the last axis of the entries `summed`) to sums by group, and adds the groups to the state.
 
-    `most` is the maximum number of groups, if sums are so large that fewer than `GROUPS` groups fit. Texts with the
-    same `digests` are copies even if their contents differ: the tokenizer makes the same tokens of them.
+    `most` is the maximum number of groups, if sums are so large that fewer than `GROUPS` groups fit.
     """
-    ungrouped = {**state, "groups": contents, "modulus": torch.tensor([_NO_MODULUS])}
-    return _folded(ungrouped if digests is None else {**ungrouped, "digests": digests}, summed, most)
+    ungrouped = {**state, "groups": digests, "modulus": torch.tensor([_NO_MODULUS])}
+    return _folded(ungrouped, summed, most)
 
 
 def joined(one: State, other: State, summed: Sequence[str], most: int | None = None) -> State:
-    """The sums by group of two states, over any texts; "first", if it is there, is the smallest number of a text."""
+    """The sums by group of two states, over any texts."""
     modulus = torch.minimum(one["modulus"], other["modulus"])
     both = torch.cat((one["groups"], other["groups"])) % modulus
-    if "digests" in one.keys() & other.keys() and int(modulus) == _NO_MODULUS:
-        both = _least(both, torch.cat((one["digests"], other["digests"])))
     modulus = _modulus(both, modulus, GROUPS if most is None else most)
     groups = _distinct(both % modulus)
     places = torch.split(torch.searchsorted(groups, both % modulus), [len(one["groups"]), len(other["groups"])])
@@ -60,11 +51,11 @@ def joined(one: State, other: State, summed: Sequence[str], most: int | None = N
             else:
                 whole.index_add_(-1, place, part[name])
         sums[name] = whole
-    for name in _SMALLEST & one.keys() & other.keys():
+    if FIRST in one:
         least = groups.new_full(groups.shape, torch.iinfo(groups.dtype).max)
         for part, place in zip((one, other), places, strict=True):
-            least.scatter_reduce_(0, place, part[name], "amin")
-        sums[name] = least
+            least.scatter_reduce_(0, place, part[FIRST], "amin")
+        sums[FIRST] = least
     return {**sums, "groups": groups, "modulus": modulus}
 
 
@@ -74,16 +65,9 @@ def distinct_texts(state: Mapping[str, Tensor], texts: int) -> int:
 
 
 def _folded(state: State, summed: Sequence[str], most: int | None) -> State:
-    nothing = {name: state[name][..., :0] for name in (*summed, *(_SMALLEST & state.keys()))}
+    nothing = {name: state[name][..., :0] for name in (*summed, *({FIRST} & state.keys()))}
     empty = {**nothing, "groups": state["groups"][:0], "modulus": state["modulus"]}
     return {**state, **joined(empty, state, summed, most)}
-
-
-def _least(contents: Int[Tensor, " text"], digests: Int[Tensor, " text"]) -> Int[Tensor, " text"]:
-    """For each text, the smallest content of the texts with the same digest."""
-    _, inverse = np.unique(digests.numpy(), return_inverse=True)
-    place = torch.from_numpy(inverse)
-    return contents.scatter_reduce(0, place, contents, "amin", include_self=False)[place]
 
 
 def _modulus(numbers: Int[Tensor, " text"], modulus: Int[Tensor, "1"], most: int) -> Int[Tensor, "1"]:

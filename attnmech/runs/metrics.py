@@ -284,6 +284,10 @@ class Metric:
         """The metric of the full output, checked; a metric that compares with the clean output needs `clean`."""
         if clean is not None:
             return _divergence(output, clean, batch)
+        return as_float64(self._returned(output, batch))
+
+    def _returned(self, output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
+        """What the function returns, checked."""
         assert self.compute is not None
         values = self.compute(output, replace(batch, answers=self.answers, against=self.against))
         texts = len(batch.ids)
@@ -292,14 +296,14 @@ class Metric:
                 f"{_called(self.name)} must return one number for each of the {texts} texts, a tensor [{texts}]; got "
                 f"{shown(values)}."
             )
-        return as_float64(dense(f"what {_called(self.name)} returns", values))
+        return dense(f"what {_called(self.name)} returns", values)
 
     def require_own_texts(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
         """Raises `InputError` for a user's function whose number for a text changes with padding or with other texts.
 
-        It is tried on copies of an existing output, which it may change in place: on two texts, each alone and both in
-        each order; a function that takes only all texts, on texts beside others with the opposite output. A single text
-        is tried beside its opposite.
+        It is tried on copies of an existing output, which it may change in place: on two texts, each alone, both in
+        each order, and each beside another output of the other; a function that takes only all texts, on texts beside
+        others with another output. A single text is tried beside itself with another output.
         """
         self._require_no_padding(output, batch)
         texts = len(batch.ids)
@@ -319,28 +323,36 @@ class Metric:
         """Whether texts have the same numbers beside other texts."""
         # Numbers of copies could hide what mixes them, so the other is the last text that differs from the first.
         one, other = 0, max((batch.digests != batch.digests[0]).nonzero().flatten().tolist(), default=0)
-        two = torch.stack((output[one], output[other] if other else -output[one]))
+        two = torch.stack((output[one], output[other] if other else _another(output[one])))
         two = two.double() if float64_device(two.device) == two.device else two
 
-        def numbers(places: Sequence[int]) -> Float[Tensor, " text"]:
+        def numbers(places: Sequence[int], changed: Sequence[int] = ()) -> Float[Tensor, " text"]:
             chosen = torch.tensor([(one, other)[place] for place in places])
-            return self.at(chosen).of_whole(two[list(places)], batch.texts(chosen))
+            outputs = [_another(two[place]) if place in changed else two[place] for place in places]
+            return self.at(chosen)._returned(torch.stack(outputs), batch.texts(chosen))
 
         try:
-            alone = torch.cat((numbers([0]), numbers([1])))
-            pairs = numbers([0, 1]), numbers([1, 0]).flip(0)
+            pair, beside = numbers([0, 1]), torch.cat((numbers([0, 1], [1])[:1], numbers([0, 1], [0])[1:]))
+            alone = as_float64(torch.cat((numbers([0]), numbers([1]))))
+            pairs = as_float64(pair), as_float64(numbers([1, 0]).flip(0))
         except Exception:  # it may hold a tensor with an entry for each text
             texts = len(batch.ids)
             if texts == 1:
                 return True
             half = torch.arange(texts, device=output.device) < (texts + 1) // 2
             half = half.reshape(-1, *[1] * (output.ndim - 1))
-            first, second = (self.of_whole(torch.where(kept, output, -output), batch) for kept in (half, ~half))
+            first, second = (
+                self.of_whole(torch.where(kept, output, _another(output)), batch) for kept in (half, ~half)
+            )
             whole, half = self.of_whole(output.clone(), batch), half.flatten().to(first.device)
             return bool(torch.where(half, first, second).isclose(whole, rtol=1e-6, atol=0.0, equal_nan=True).all())
-        # A function may compute in float32, and its number may be a difference of large ones.
-        rounding = 1e-5 * float(alone[alone.isfinite()].abs().sum()) + 1e-7 * float(two[two.isfinite()].abs().max())
-        return all(pair.isclose(alone, rtol=1e-5, atol=rounding, equal_nan=True).all() for pair in pairs)
+        # Batches of one shape are computed alike, so only what all texts share, such as their largest logit, can round
+        # differently; batches of other shapes may round differently everywhere.
+        largest = float(two[two.isfinite()].abs().max())
+        eps = min(torch.finfo(dtype).eps for dtype in (torch.float32, pair.dtype) if dtype.is_floating_point)
+        exact = as_float64(beside).isclose(pairs[0], rtol=4 * eps, atol=4 * eps * largest, equal_nan=True).all()
+        rounding = 1e-5 * float(alone[alone.isfinite()].abs().sum()) + 1e-7 * largest
+        return bool(exact) and all(x.isclose(alone, rtol=1e-5, atol=rounding, equal_nan=True).all() for x in pairs)
 
     def _require_no_padding(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
         """Raises `InputError` for a user's function whose number for a text changes with the output at padding."""
@@ -368,6 +380,11 @@ class Metric:
         text = rows[:, 0].to(values.device)
         sums = values.new_zeros(len(batch.ids)).index_add(0, text, values)
         return sums / torch.bincount(text, minlength=len(batch.ids))
+
+
+def _another(output: Float[Tensor, "*output"]) -> Float[Tensor, "*output"]:
+    """An output of the same size for which few functions have the same number."""
+    return output.roll(1, dims=-1) / -2
 
 
 def require_finite(name: str, values: Float[Tensor, " text"], documents: Sequence[int], what: str) -> None:

@@ -25,7 +25,7 @@ from ..results.by_layer import by_layer, shared_layers
 from ..results.provenance import Provenance
 from ..results.quantity import Places
 from ..results.table import TextResult
-from .groups import by_group, distinct_texts, joined
+from .groups import FIRST, by_group, distinct_texts, joined
 from .reducer import Run, Source, State
 from .states import on_cpu
 from .summed import over_shards
@@ -41,14 +41,13 @@ def closed(state: State, run: Run) -> State:
     summed = [name for name in SUMMED if name in here]
     if not run.corpus:
         return _each_alone(here, summed)
-    batch = run.batch
-    return by_group({**here, "first": run.documents.cpu()}, batch.contents, summed, digests=batch.digests)
+    return by_group({**here, FIRST: run.documents.cpu()}, run.batch.digests, summed)
 
 
 def _each_alone(state: State, summed: Sequence[str]) -> State:
     """A state in which every text that runs with the others is a group, so that two results can be paired by text."""
     number = torch.arange(state[summed[0]].shape[-1])
-    return by_group({**state, "first": number}, number, summed, most=len(number))
+    return by_group({**state, FIRST: number}, number, summed, most=len(number))
 
 
 def sum_of_states(one: State, other: State) -> State:
@@ -79,8 +78,7 @@ class RowMeans(TextResult):
         "counts": Float[Tensor, "statistic class layer #head group"],
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
-        "first": Int[Tensor, " group"],
-        "digests": Int[Tensor, " group"],
+        FIRST: Int[Tensor, " group"],
         "values": Float[Tensor, "statistic layer head batch row"],
         "valid": Bool[Tensor, "statistic layer #head batch row"],
         "classes": Bool[Tensor, "batch class row"],
@@ -244,16 +242,17 @@ class RowMeans(TextResult):
         """The indices, in each part of a difference, of the groups of texts that both parts have; None if groups do not
         match.
 
-        One of the parts may lack a text on which workers ended. If one tokenizer makes the same tokens of two texts and
-        the other does not, they do not match.
+        Groups match if their first texts do. One of the parts may lack texts on which workers ended. If two tokenizers
+        disagree which texts are copies, or which of more than 256 texts are in a group, groups do not match.
         """
-        one, other = (part.state for part in self._two)
-        if not self.paired or not torch.equal(one["modulus"], other["modulus"]):
+        one, other = (part.state.get(FIRST) for part in self._two)
+        if not self.paired or one is None or other is None:
             return None
-        if len({part.documents for part in self._two}) == 1 and len(one["groups"]) != len(other["groups"]):
+        shared, *places = np.intersect1d(one.numpy(), other.numpy(), return_indices=True)
+        lost = sum(len(part.provenance.options.get("left out", ())) for part in self._two)
+        if not len(shared) or len(one) + len(other) - 2 * len(shared) > 2 * lost:
             return None
-        _, *places = np.intersect1d(one["groups"].numpy(), other["groups"].numpy(), return_indices=True)
-        return (places[0].tolist(), places[1].tolist()) if len(places[0]) else None
+        return places[0].tolist(), places[1].tolist()
 
     def _row(self, name: str) -> Tensor:
         return self._kept(name, "rows are kept for texts that are run together (a string or a list), not for a corpus")

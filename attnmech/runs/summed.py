@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..basics.arguments import shown
 from ..basics.fields import check_entries, check_layers
+from ..basics.nouns import counted
 from ..errors import InputError
 from ..maths.intervals import TextMeans
 from ..results.provenance import Provenance
@@ -21,7 +22,15 @@ from .reducer import Reducer, Source, State
 
 
 def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) -> dict[str, Any]:
-    """The fields in which a merged result differs from its parts: texts, state and provenance."""
+    """The fields in which a merged result differs from its parts: texts, state and provenance.
+
+    Raises `InputError` for shards of different versions, and in the cases of `Provenance.of_shards`.
+    """
+    if differing := {name for part in parts for name in part.state.keys() ^ parts[0].state.keys()}:
+        raise InputError(
+            f"these shards were measured by different versions of attnmech: not all of them have {min(differing)!r}. "
+            "Measure the older ones again."
+        )
     provenance = Provenance.of_shards([part.provenance for part in parts])
     return {
         "documents": sum(part.documents for part in parts),
@@ -62,6 +71,16 @@ class Summed(PagedResult):
             provenance=source.provenance,
             **more,
         )
+
+    @property
+    def _distinct(self) -> int:
+        """The number of texts if copies count once."""
+        return distinct_texts(self.state, self.documents)
+
+    @property
+    def _texts(self) -> str:
+        """The number of texts, in words."""
+        return counted(self.documents, self._distinct)
 
     @property
     @abstractmethod

@@ -12,7 +12,7 @@ import pytest
 from browser import WHOLE, opening
 
 from attnmech.draw.chart import ByChoice, Chart, Slot
-from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
+from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.section import Section
 from attnmech.draw.text import shorten, visible_token
 
@@ -282,12 +282,63 @@ def test_a_head_is_found_by_its_name_or_its_type(opened: Any) -> None:
     assert not any(pale()) and not opened.text_content(".heads-found")
 
 
-def test_an_address_with_a_choice_that_the_page_lacks_says_so(opened: Any) -> None:
-    opened.evaluate("location.hash = '#layer=99&head=1&tab=all'")
-    opened.wait_for_url("**#layer=2&head=1&rank=0&query=6&tab=all")
-    assert opened.inner_text("#unknown") == "This page has no layer 99; it shows the next best."
-    choose_by_address(opened, START)
-    assert opened.inner_text("#unknown") == ""
+def test_an_address_that_the_page_cannot_follow_shows_the_next_best(opened: Any) -> None:
+    usual = START.removesuffix("&tab=all")
+    for address, shown, said in (
+        ("#layer=99&head=1&tab=all", START.replace("head=0", "head=1"), "This page has no layer 99; it shows the next"),
+        ("#layer=99&head=-1&rank=x&query=1&owned=1", usual.replace("query=6", "query=1"), "This page has no"),
+        ("#constructor=2&toString=2&__proto__=2&valueOf=2", usual, ""),
+    ):
+        choose_by_address(opened, START)
+        assert opened.inner_text("#unknown") == "" and opened.evaluate("location.hash") == START
+        opened.evaluate("address => { location.hash = address; }", address)
+        opened.wait_for_url(f"**{shown}")
+        assert opened.inner_text("#unknown").startswith(said)
+    assert not opened.is_visible("#side")  # a page without updates has no side
+
+
+def test_the_address_keeps_the_choice(opened_full: Any) -> None:
+    def drawn() -> list[Any]:
+        return [traces(opened_full, figure) for figure in ("attention-map", "orientation")]
+
+    chosen = {"layer": "5", "head": "2", "rank": "3", "split": "means", "side": "target"}
+    for name, value in chosen.items():
+        opened_full.select_option(f"#{name}", value)
+    opened_full.click(".token >> nth=4")
+    address = "#" + "&".join(f"{name}={value}" for name, value in chosen.items()) + "&query=4"
+    assert opened_full.evaluate("location.hash") == f"{address}&tab=all"
+    before = drawn()
+    opened_full.reload()
+    opened_full.wait_for_selector("html[data-whole]", state="attached")
+    assert drawn() == before
+    assert {name: opened_full.input_value(f"#{name}") for name in chosen} == chosen
+    assert opened_full.get_attribute('.token[aria-pressed="true"]', "title").startswith("token 4:")
+    opened_full.evaluate("location.hash = '#side=both'")
+    opened_full.wait_for_url(f"**{address}")
+
+
+def test_calls_name_the_figure_and_the_choice(opened: Any, opened_full: Any) -> None:
+    assert opened.locator("[data-call]").all_inner_texts()[-1] == "print()  # </script>"
+    for name, value in (("layer", "5"), ("split", "biases"), ("side", "target")):
+        opened_full.select_option(f"#{name}", value)
+    place = "layer=5, head=0"
+    assert opened_full.locator("[data-call]").all_inner_texts() == [
+        f'scores(centre=None).plot("attention_map", {place}, measure="score")',
+        'acts.show("pattern", view="sentence")',
+        'acts.show("pattern", view="token_graph")',
+        f'scores(centre=None).plot("row_ledger", {place}, query=6, against="mean")',
+        *(
+            f'scores(centre=None).plot("{name}", {place}{rest})'
+            for name, rest in (("score_shares", ", rank=0"), ("key_terms", ""))
+        ),
+        *(
+            f'updates.plot("{name}", {place}, side="target")'
+            for name in ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
+        ),
+        *(f'focus.plot("{name}", {place})' for name in ("self_focus", "first_focus", "concentration")),
+    ]
+    opened_full.select_option("#split", "means")
+    assert opened_full.inner_text("#score-shares-section code").startswith('scores(centre="mean").plot(')
 
 
 def test_a_page_begins_where_it_is_told_to(chromium: Any, page_html: str, tmp_path: Path) -> None:
@@ -335,18 +386,29 @@ def opened_low(visit_low: Any) -> Any:
     return visit_low
 
 
-def test_figures_off_the_screen_are_drawn_while_nothing_moves_and_never_show_another_head(opened_low: Any) -> None:
+@pytest.mark.parametrize("scrolls", ["window", "box in the page"])
+def test_figures_off_the_screen_are_drawn_while_nothing_moves_and_never_show_another_head(
+    opened_low: Any, scrolls: str
+) -> None:
     stale = """() => [...document.querySelectorAll(".figure")].filter(one => one.data && one.firstElementChild
                  && getComputedStyle(one.firstElementChild).visibility === "hidden").map(one => one.id)"""
     page = opened_low
     assert page.eval_on_selector_all(".figure", "all => all.filter(one => one.data).length") == 12
-    page.evaluate("""() => { window.moving = setInterval(() => dispatchEvent(new Event("scroll")), 20); }""")
+    page.evaluate(
+        """scrolls => {
+             const box = document.querySelector("main").appendChild(document.createElement("div"));
+             const moved = scrolls === "window" ? window : box;
+             window.moving = setInterval(() => moved.dispatchEvent(new Event("scroll")), 20);
+             window.rest = () => { clearInterval(window.moving); box.remove(); };
+           }""",
+        scrolls,
+    )
     page.select_option("#head", "2")
     hidden = page.evaluate(stale)
     assert "magnitude" in hidden
     page.wait_for_timeout(300)
     assert page.evaluate(stale) == hidden
-    page.evaluate("() => clearInterval(window.moving)")
+    page.evaluate("window.rest()")
     page.wait_for_function(f"() => ({stale})().length === 0", timeout=20000)
     opacity = page.evaluate("document.getElementById('magnitude').data.map(({opacity}) => opacity)")
     assert [head for head, each in enumerate(opacity[:3]) if each == 1] == [2]
@@ -432,34 +494,6 @@ def test_a_half_drawn_figure_is_printed_whole(half_drawn: Any) -> None:
     assert width == half_drawn.evaluate("document.getElementById('magnitude').clientWidth")
 
 
-def test_nothing_is_drawn_ahead_while_a_box_in_the_page_scrolls(opened_low: Any) -> None:
-    opened_low.evaluate(
-        """() => {
-             window.box = document.querySelector("main").appendChild(document.createElement("div"));
-             window.moving = setInterval(() => window.box.dispatchEvent(new Event("scroll")), 20);
-           }"""
-    )
-    opened_low.select_option("#head", "2")
-    opened_low.wait_for_timeout(300)
-    assert opened_low.locator(".stale").count() > 0
-    opened_low.evaluate("() => { clearInterval(window.moving); window.box.remove(); }")
-    opened_low.wait_for_selector(".stale", state="detached")
-
-
-def test_all_figures_are_drawn_before_they_are_printed(chromium: Any, full_page_html: str, tmp_path: Path) -> None:
-    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        drawn = page.eval_on_selector_all(".figure", "all => all.filter(one => one.data).length")
-        assert drawn == 12
-        assert page.is_hidden("nav")
-        box = page.locator(".attnmech-sentence-box")
-        assert box.evaluate("one => one.scrollHeight <= one.clientHeight")
-        assert page.locator(".attnmech-sentence-box canvas").bounding_box()["height"] >= 24 * len(TOKENS)
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        assert page.is_visible("nav")
-        assert page.locator(".attnmech-printing").count() == 0
-
-
 def blank(page: Any) -> list[str]:
     """The figures in which nothing is drawn: no plotly data, no words, and only transparent canvases."""
     return list(
@@ -475,52 +509,40 @@ def blank(page: Any) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("way", ["pdf", "media"])
 def test_a_page_printed_at_once_has_every_figure(
-    chromium: Any, full_page_html: str, view: ScoreNumbers, tmp_path: Path, way: str
+    chromium: Any, full_page_html: str, view: ScoreNumbers, tmp_path: Path
 ) -> None:
-    path, tab = tmp_path / "page.html", "#tab=all" if way == "media" else ""
-    with opening(chromium, full_page_html, path, address=tab, ready="html[data-ready]") as page:
-        if way == "pdf":
-            page.evaluate(
-                """addEventListener("afterprint", () => {
-                     window.edges = document.querySelectorAll("#token-graph path").length;
-                     window.printed = [...document.querySelectorAll(".figure")].filter(one => !one.data).map(one =>
-                       [one.id, one.childElementCount]);
-                   }, {capture: true})"""
-            )
-            page.pdf(path=tmp_path / "page.pdf")
-            printed = dict(page.evaluate("window.printed"))
-            assert printed.keys() == {"model-view", "sentence-view", "token-graph", "expected-tokens"}
-            assert all(printed.values()), printed
-            assert page.evaluate("window.edges") == 2 * (view.pattern[0, 0] >= 0.1).sum()
-        else:
-            page.emulate_media(media="print")
-            page.wait_for_selector("html.printing")
-            assert blank(page) == []
-            for bar in ("#tabs", ".attnmech-sentence-heading"):
-                assert page.locator(bar).evaluate("one => getComputedStyle(one).position") == "static"
-            page.emulate_media(media="screen")
-            page.wait_for_selector("html:not(.printing)")
-        assert widths_beyond(page) == [0] * (12 if tab else 1)
+    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
+        page.evaluate(
+            """addEventListener("afterprint", () => {
+                 window.edges = document.querySelectorAll("#token-graph path").length;
+                 window.printed = [...document.querySelectorAll(".figure")].filter(one => !one.data).map(one =>
+                   [one.id, one.childElementCount]);
+               }, {capture: true})"""
+        )
+        page.pdf(path=tmp_path / "page.pdf")
+        printed = dict(page.evaluate("window.printed"))
+        assert printed.keys() == {"model-view", "sentence-view", "token-graph", "expected-tokens"}
+        assert all(printed.values()), printed
+        assert page.evaluate("window.edges") == 2 * (view.pattern[0, 0] >= 0.1).sum()
+        assert widths_beyond(page) == [0]
 
 
-def test_what_the_model_expects_is_shown_and_hostile_tokens_are_text(opened_full: Any) -> None:
-    opened_full.wait_for_selector("#expected-tokens span")
-    shown = opened_full.inner_text("#expected-tokens").replace("\u2060", "")
-    assert shorten(visible_token(TOKENS[1])) in shown
-    assert opened_full.inner_text("#expected-finding").startswith("The loss on this text is ")
-    assert opened_full.locator("#expected-tokens img, header img").count() == 0
-    assert opened_full.evaluate("window.owned") is None
-
-
-def test_another_head_changes_the_map_and_another_rank_the_bars(opened: Any) -> None:
-    first_map, first_bars = traces(opened, "attention-map"), traces(opened, "share-bars")
-    opened.click('[data-control="rank"][data-step="1"]')
-    assert traces(opened, "attention-map") == first_map
-    assert traces(opened, "share-bars") != first_bars
-    opened.click('[data-control="head"][data-step="1"]')
-    assert traces(opened, "attention-map") != first_map
+def test_print_media_show_every_figure_and_no_bars(chromium: Any, full_page_html: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    with opening(chromium, full_page_html, path, address="#tab=all", ready="html[data-ready]") as page:
+        page.emulate_media(media="print")
+        page.wait_for_selector("html.printing")
+        assert blank(page) == [] and page.is_hidden("nav")
+        for bar in ("#tabs", ".attnmech-sentence-heading"):
+            assert page.locator(bar).evaluate("one => getComputedStyle(one).position") == "static"
+        box = page.locator(".attnmech-sentence-box")
+        assert box.evaluate("one => one.scrollHeight <= one.clientHeight")
+        assert box.locator("canvas").bounding_box()["height"] >= 24 * len(TOKENS)
+        page.emulate_media(media="screen")
+        page.wait_for_selector("html:not(.printing)")
+        assert page.is_visible("nav") and page.locator(".attnmech-printing").count() == 0
+        assert widths_beyond(page) == [0] * 12
 
 
 def test_steppers_stop_at_the_ends_of_their_range(opened: Any) -> None:
@@ -533,34 +555,20 @@ def test_steppers_stop_at_the_ends_of_their_range(opened: Any) -> None:
     assert opened.input_value("#layer") == "5"
 
 
-def test_the_address_keeps_the_choice(opened: Any) -> None:
-    opened.select_option("#layer", "5")
-    opened.select_option("#head", "2")
-    opened.select_option("#rank", "3")
-    opened.click(".token >> nth=4")
-    assert opened.evaluate("location.hash") == "#layer=5&head=2&rank=3&query=4&tab=all"
-    drawn = traces(opened, "attention-map")
-    opened.reload()
-    opened.wait_for_selector("html[data-whole]", state="attached")
-    assert traces(opened, "attention-map") == drawn
-    assert [opened.input_value(f"#{name}") for name in ("layer", "head", "rank")] == ["5", "2", "3"]
-    assert opened.get_attribute('.token[aria-pressed="true"]', "title").startswith("token 4:")
-
-
-def test_an_address_of_names_that_every_object_has_is_ignored(opened: Any) -> None:
-    opened.evaluate("location.hash = '#constructor=2&toString=2&__proto__=2&valueOf=2'")
-    opened.wait_for_url(f"**{START.removesuffix('&tab=all')}")
-
-
-def test_no_figure_can_be_sent_anywhere(opened_full: Any) -> None:
+def test_the_buttons_of_figures_cover_and_send_nothing(opened_full: Any) -> None:
     opened_full.hover("#concentration .nsewdrag")
     buttons = opened_full.eval_on_selector_all(".modebar-btn", "all => all.map(one => one.dataset.title)")
     assert "Reset axes" in buttons
     assert not [title for title in buttons if "hare" in title or "loud" in title or "dit" in title]
-    contexts = opened_full.eval_on_selector_all(
-        ".js-plotly-plot", "all => all.map(one => one._context.plotlyServerURL)"
+    found = opened_full.eval_on_selector_all(
+        ".js-plotly-plot",
+        """all => all.map(one => [one.id, one._context.plotlyServerURL,
+             one.querySelector(".modebar").getBoundingClientRect().bottom,
+             one.querySelector(".main-svg").getBoundingClientRect().top])""",
     )
-    assert set(contexts) == {""}
+    assert len(found) == 12
+    for figure, server, bottom, top in found:
+        assert server == "" and bottom <= top + 1, figure
 
 
 def saved(page: Any, figure: str, button: str) -> Path:
@@ -589,26 +597,19 @@ def test_a_saved_picture_has_a_name_a_title_and_a_background(opened_full_alone: 
     page = opened_full_alone
     choose_by_address(page, FULL_START.replace("layer=2&head=0", "layer=5&head=2"))
     width = 3 * page.evaluate("document.getElementById('attention-map').layout.width")
+    inks = []
     for theme, background in (("light", [255, 255, 255]), ("dark", [21, 23, 28])):
         page.click("#theme")
+        inks.append(page.evaluate("document.getElementById('key-terms').layout.font.color"))
         assert page.inner_text("#theme") == f"Theme: {theme}"
         png = saved(page, "#attention-map", "Save as PNG")
         assert png.name == "L5H2_attention_map.png"
         assert page.evaluate(COLOURS, b64encode(png.read_bytes()).decode()) == [width, True, background]
+    assert inks[0] != inks[1]
     svg = saved(page, "#magnitude-by-position", "Save as SVG")
     assert svg.name == "L5H2_magnitude_by_position.svg"
     title, *_ = ElementTree.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text")
     assert title.text == "Figure 7. Magnitude along the text, L5H2, query side"
-
-
-def test_the_buttons_of_a_figure_cover_nothing_of_it(opened_full: Any) -> None:
-    for figure in opened_full.eval_on_selector_all(".modebar", "all => all.map(one => one.closest('.figure').id)"):
-        ends = opened_full.evaluate(
-            """id => [document.querySelector(`#${id} .modebar`).getBoundingClientRect().bottom,
-                      document.querySelector(`#${id} .main-svg`).getBoundingClientRect().top]""",
-            figure,
-        )
-        assert ends[0] <= ends[1] + 1, figure
 
 
 def test_the_keys_of_a_chosen_query_are_listed_below(opened: Any, view: ScoreNumbers) -> None:
@@ -665,11 +666,6 @@ def test_sentences_name_heads_quote_tokens_and_write_minus_in_one_way(opened_ful
     assert "L2H1" in shown and "−" in shown and "“" in shown
 
 
-def test_a_sentence_that_is_left_out_leaves_no_gap(opened: Any) -> None:
-    assert opened.inner_text("#reason") == ""
-    assert opened.locator("#reason").bounding_box() is None
-
-
 def test_the_views_follow_the_chosen_query_back_to_the_first_one(opened: Any) -> None:
     """The page begins with query 6; the views pin no row before the reader selects one."""
 
@@ -687,11 +683,6 @@ def test_the_views_follow_the_chosen_query_back_to_the_first_one(opened: Any) ->
     assert pinned() == []
     opened.select_option("#head", "2")
     assert pinned() == []
-
-
-def test_an_address_out_of_range_is_ignored(opened: Any) -> None:
-    opened.evaluate("location.hash = '#layer=99&head=-1&rank=x&query=1&owned=1'")
-    opened.wait_for_url("**#layer=2&head=0&rank=0&query=1")
 
 
 def test_tokens_are_chosen_by_keyboard_and_the_frame_follows(opened: Any) -> None:
@@ -727,68 +718,47 @@ def test_chips_are_shaded_by_the_row_pointed_at(opened: Any, view: ScoreNumbers)
     assert depths() == pytest.approx(np.sqrt(view.pattern[0, 0, 6]).tolist(), abs=5e-3)
 
 
-def test_hostile_text_is_shown_and_does_not_run(opened: Any, view: ScoreNumbers) -> None:
-    assert opened.locator(".token").all_inner_texts() == [visible_token(token) for token in view.tokens]
-    labels = opened.locator("#share-bars .ytick text").all_text_contents()
-    assert '2 <a·href="java…' in labels
-    assert "4 ⏎$x$" in labels
-    assert "5 ·&amp;" in labels
-    opened.hover("#attention-map .nsewdrag")
-    assert opened.locator("svg a, header img, main img").count() == 0
-    assert opened.evaluate("window.owned") is None
-
-
-def test_the_call_names_the_figure_and_the_choice(opened: Any) -> None:
-    opened.select_option("#layer", "5")
-    calls = opened.locator("[data-call]").all_inner_texts()
-    assert calls[0] == 'scores.plot("attention_map", layer=5, head=0, measure="score")'
-    assert calls[-1] == "print()  # </script>"
-    assert calls[1:4] == [
-        'acts.show("pattern", view="sentence")',
-        'acts.show("pattern", view="token_graph")',
-        'scores.plot("row_ledger", layer=5, head=0, query=6, against="mean")',
-    ]
-
-
-def test_sentences_count_the_rows(opened: Any, view: ScoreNumbers) -> None:
-    keys = view.ranked_key[0, 0, 1:, 0]
-    is_self = keys == np.arange(1, 7)
-    first = (keys == 0).sum()
-    sentence = opened.inner_text("#attention-map-finding")
-    assert sentence.startswith(
-        f"Of the 6 rows with a choice, {is_self.sum()} score highest at the token itself, {first} "
+def test_hostile_text_is_shown_and_does_not_run(opened: Any, opened_full: Any, view: ScoreNumbers) -> None:
+    assert opened_full.locator(".token").all_inner_texts() == [visible_token(token) for token in view.tokens]
+    labels = opened_full.locator("#share-bars .ytick text").all_text_contents()
+    assert {'2 <a·href="java…', "4 ⏎$x$", "5 ·&amp;"} <= {*labels}
+    opened_full.wait_for_selector("#expected-tokens span")
+    expected = opened_full.inner_text("#expected-tokens").replace("\u2060", "")
+    assert shorten(visible_token(TOKENS[1])) in expected
+    place = opened_full.evaluate(
+        """() => {
+             const {_fullLayout: {xaxis, yaxis}, data} = document.getElementById("magnitude-by-position");
+             const trace = data.find(({meta, x}) => meta.startsWith("chosen") && x.includes(2));
+             return {x: xaxis.d2p(2), y: yaxis.d2p(trace.y[trace.x.indexOf(2)])};
+           }"""
     )
-    position_0, rows = "Mean share at rank 0 over 6 rows", view.ranked_share["key_bias"][0, 0, 1:, 0]
-    assert opened.inner_text("#score-shares-finding").startswith(f"{position_0}: key bias {100 * rows.mean():.1f}")
+    opened_full.locator("#magnitude-by-position .nsewdrag").hover(position=place)
+    box = opened_full.wait_for_selector("#magnitude-by-position .hovertext")
+    assert 'query 2 <a·href="java…' in box.text_content()
+    opened.hover("#attention-map .nsewdrag")
+    for page in (opened, opened_full):
+        assert page.locator("svg a, header img, main img").count() == 0
+        assert page.evaluate("window.owned") is None
 
 
-def test_the_theme_button_goes_through_light_and_dark(opened_alone: Any) -> None:
-    def ink() -> str:
-        return str(opened_alone.evaluate("document.getElementById('key-terms').layout.font.color"))
-
-    opened_alone.click("#theme")
-    assert opened_alone.inner_text("#theme") == "Theme: light"
-    light = ink()
-    opened_alone.click("#theme")
-    assert opened_alone.inner_text("#theme") == "Theme: dark"
-    assert ink() != light
-
-
-def test_nothing_is_wider_than_the_screen(opened_alone: Any) -> None:
+def test_nothing_is_wider_than_the_screen_and_no_title_is_cut(opened_full_alone: Any) -> None:
+    """Titles of figures, legends and axes lie inside their figure."""
+    page = opened_full_alone
+    assert page.inner_text("#reason") == "" and page.locator("#reason").bounding_box() is None  # leaves no gap
     for width in (390, 1280):
-        assert_fits(opened_alone, width, figures=6)
-
-
-def test_no_figure_of_the_full_page_is_wider_than_the_screen(opened_full_alone: Any) -> None:
-    for width in (390, 1280):
-        assert_fits(opened_full_alone, width, figures=12)
-
-
-def assert_fits(page: Any, width: int, figures: int) -> None:
-    page.set_viewport_size({"width": width, "height": 16000})
-    page.evaluate("() => new Promise(requestAnimationFrame)")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert widths_beyond(page) == [0] * figures
+        page.set_viewport_size({"width": width, "height": 24000})
+        page.wait_for_function("width => document.getElementById('magnitude').layout.width < width", arg=width)
+        page.wait_for_timeout(1500)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert widths_beyond(page) == [0] * 12
+        cut = page.eval_on_selector_all(
+            ".figure .gtitle, .figure .legendtitletext, .figure .xtitle, .figure .annotation-text",
+            """texts => texts.filter(text => {
+                 const [own, around] = [text, text.closest(".figure")].map(part => part.getBoundingClientRect());
+                 return own.left < around.left - 1 || own.right > around.right + 1;
+               }).map(text => text.textContent)""",
+        )
+        assert cut == [], width
 
 
 def widths_beyond(page: Any) -> list[float]:
@@ -800,70 +770,6 @@ def widths_beyond(page: Any) -> list[float]:
 
 FOCUS_FIGURES = ("self-focus", "first-focus", "concentration")
 UPDATE_FIGURES = ("magnitude", "orientation", "orientation-by-magnitude", "magnitude-by-position")
-
-
-def looks(page: Any, figure: str) -> list[tuple[Any, ...]]:
-    """For each trace, the property that distinguishes heads, and the axes of the numbers."""
-    drawn = page.evaluate(
-        """id => document.getElementById(id).data.map(({meta, opacity, customdata}) => [meta, opacity, customdata])""",
-        figure,
-    )
-    return [(meta, opacity, len(customdata or [])) for meta, opacity, customdata in drawn]
-
-
-def test_what_changes_follows_the_choice_and_nothing_else(opened_full: Any) -> None:
-    def state() -> dict[str, Any]:
-        return {name: traces(opened_full, name) for name in (*FOCUS_FIGURES, *UPDATE_FIGURES)}
-
-    before = state()
-    opened_full.click('[data-control="rank"][data-step="1"]')
-    opened_full.click(".token >> nth=1")
-    assert state() == before
-    opened_full.select_option("#side", "target")
-    after_side = state()
-    assert {name for name in before if after_side[name] != before[name]} == set(UPDATE_FIGURES)
-    opened_full.select_option("#layer", "5")
-    after_layer = state()
-    assert all(after_layer[name] != after_side[name] for name in before)
-    opened_full.select_option("#head", "2")
-    moved = {name for name, figure in state().items() if figure != after_layer[name]}
-    assert moved == {*FOCUS_FIGURES, "orientation-by-magnitude", "magnitude-by-position"}
-    assert [opacity for _, opacity, _ in looks(opened_full, "magnitude")] == [0.4, 0.4, 1]
-
-
-def test_the_address_keeps_the_side(opened_full: Any) -> None:
-    opened_full.select_option("#side", "target")
-    assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&split=means&side=target&query=6&tab=all"
-    drawn = traces(opened_full, "orientation")
-    opened_full.reload()
-    opened_full.wait_for_selector("html[data-whole]", state="attached")
-    assert opened_full.input_value("#side") == "target"
-    assert traces(opened_full, "orientation") == drawn
-    opened_full.evaluate("location.hash = '#side=both'")
-    opened_full.wait_for_url("**&side=target&query=6")
-
-
-def test_a_call_says_where_scores_are_split(opened_full: Any) -> None:
-    for split, code in (("biases", "None"), ("means", '"mean"')):
-        opened_full.select_option("#split", split)
-        assert f"split={split}&" in opened_full.evaluate("location.hash")
-        assert opened_full.inner_text("#score-shares-section code").startswith(f"scores(centre={code}).plot(")
-
-
-def test_a_page_without_updates_has_no_side(opened: Any) -> None:
-    assert not opened.is_visible("#side")
-    assert opened.evaluate("location.hash") == START
-
-
-def test_axes_of_magnitude_stay_the_same_from_layer_to_layer(opened_full: Any) -> None:
-    def range_of_magnitude() -> list[float]:
-        return list(opened_full.evaluate("document.getElementById('magnitude').layout.xaxis.range"))
-
-    before = range_of_magnitude()
-    opened_full.select_option("#layer", "5")
-    assert range_of_magnitude() == before
-    opened_full.select_option("#side", "target")
-    assert range_of_magnitude() != before
 
 
 def test_a_click_on_a_head_chooses_it_where_the_page_has_its_layer(opened_full: Any) -> None:
@@ -888,83 +794,6 @@ def test_a_click_on_a_head_chooses_it_where_the_page_has_its_layer(opened_full: 
     opened_full.wait_for_url(f"**#layer=2&head={head}&**", timeout=5000)
     assert click(7, rank=0) != head
     assert f"#layer=2&head={head}&" in opened_full.url
-
-
-def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusNumbers, updates: UpdateNumbers) -> None:
-    opened_full.select_option("#layer", "5")
-    first, own, before = ((one >= 0.5).sum() for one in (focus.first_top, focus.self_top, focus.previous_top))
-    assert opened_full.inner_text("#all-heads-finding") == (
-        f"Heads attending most to one token in at least half of their rows: {first} to the first token, {own} to the "
-        f"token itself, {before} to the previous one (of 12 heads)."
-    )
-    before = 100 * focus.previous_top[2, 0]
-    assert opened_full.inner_text("#self-focus-finding").startswith(
-        "L5H0: 0.0\u00a0%. Highest: 100.0\u00a0%, L5H2. Heads attending most to the token itself in at least half "
-        "of the rows: 5 of 11."
-    )
-    assert opened_full.inner_text("#self-focus-finding").endswith(f"previous token in {before:.1f}\u00a0% of rows.")
-    opened_full.select_option("#head", "1")
-    assert opened_full.inner_text("#self-focus-finding").startswith("L5H1: undefined. ")
-    magnitude = updates.magnitude[2, 1]
-    median = float(f"{np.nanmedian(magnitude[magnitude > 0]):.2g}")
-    assert opened_full.inner_text("#magnitude-finding").startswith(f"L5H1: median {median:g} over 6 tokens, from ")
-    against = (updates.orientation[2, 1] < 0).sum()
-    assert f"; {against} of 6 updates point against" in opened_full.inner_text("#orientation-finding")
-    largest = magnitude.argmax()
-    assert opened_full.inner_text("#orientation-by-magnitude-finding").startswith(
-        f"L5H1 is largest at token {largest} “"
-    )
-    counts = {"itself": 0, "the first token": 0, "another token": 0}
-    for head in range(3):
-        for query, key in enumerate(updates.attended[2, head]):
-            if key >= 0 and updates.magnitude[2, head, query] > 0:
-                counts["itself" if key == query else "the first token" if key == 0 else "another token"] += 1
-    sentence = opened_full.inner_text("#magnitude-by-position-finding")
-    assert all(f"for {mark} ({count})" in sentence for mark, count in counts.items() if count)
-
-
-def test_hover_boxes_show_hostile_tokens_as_text(opened_full: Any) -> None:
-    place = opened_full.evaluate(
-        """() => {
-             const {_fullLayout: {xaxis, yaxis}, data} = document.getElementById("magnitude-by-position");
-             const trace = data.find(({meta, x}) => meta.startsWith("chosen") && x.includes(2));
-             return {x: xaxis.d2p(2), y: yaxis.d2p(trace.y[trace.x.indexOf(2)])};
-           }"""
-    )
-    opened_full.locator("#magnitude-by-position .nsewdrag").hover(position=place)
-    box = opened_full.wait_for_selector("#magnitude-by-position .hovertext")
-    assert 'query 2 <a·href="java…' in box.text_content()
-    assert opened_full.locator("svg a").count() == 0
-    assert opened_full.evaluate("window.owned") is None
-
-
-def test_no_title_of_a_figure_is_cut_on_a_phone(opened_full_alone: Any) -> None:
-    """Titles of figures, legends and axes lie inside their figure at both widths; on a desk none is broken."""
-    page = opened_full_alone
-    for width in (1280, 390):
-        page.set_viewport_size({"width": width, "height": 24000})
-        page.wait_for_function("width => document.getElementById('magnitude').layout.width < width", arg=width)
-        page.wait_for_timeout(1500)
-        cut = page.eval_on_selector_all(
-            ".figure .gtitle, .figure .legendtitletext, .figure .xtitle, .figure .annotation-text",
-            """texts => texts.filter(text => {
-                 const [own, around] = [text, text.closest(".figure")].map(part => part.getBoundingClientRect());
-                 return own.left < around.left - 1 || own.right > around.right + 1;
-               }).map(text => text.textContent)""",
-        )
-        assert cut == [], width
-
-
-def test_the_calls_of_figures_4_to_10_name_figure_layer_and_side(opened_full: Any) -> None:
-    opened_full.select_option("#layer", "5")
-    opened_full.select_option("#side", "target")
-    assert opened_full.locator("[data-call]").all_inner_texts()[6:] == [
-        *(
-            f'updates.plot("{name}", layer=5, head=0, side="target")'
-            for name in ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
-        ),
-        *(f'focus.plot("{name}", layer=5, head=0)' for name in ("self_focus", "first_focus", "concentration")),
-    ]
 
 
 def test_figures_of_a_window_that_opens_with_no_width_are_drawn_once_it_has_one(

@@ -1,10 +1,14 @@
 """Views of attention refuse invalid input with helpful messages."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from attnmech.draw import model_view, sentence_view, token_graph
+from attnmech.draw.embed import View
 from attnmech.draw.patterns import checked_pattern
 from attnmech.errors import InputError
 
@@ -66,6 +70,22 @@ def test_keys_of_another_text() -> None:
 
 
 @pytest.mark.parametrize("view", [model_view, sentence_view, token_graph])
-def test_a_head_that_there_is_not(view: type) -> None:
-    with pytest.raises(InputError, match="`head` must be from 0 to 3; got 4"):
-        view(GOOD, TOKENS, layers=[0, 1], head=4)
+def test_every_view_checks_its_pattern_its_layers_and_its_head(view: Callable[..., View]) -> None:
+    large = np.broadcast_to(np.float32(0.001), (5, 10, 1000, 1000))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"head": 4}, "`head` must be from 0 to 3; got 4"),
+        ({"layers": [2]}, "`layers` must have one number for each of the 2 layers; got 1"),
+        ({"keys": list("wxyz")}, "one key for each of the 4 tokens; got 3"),
+        ({"tokens": TOKENS[:2]}, "one query for each of the 2 tokens; got 3"),
+        ({"pattern": GOOD / 2}, "must sum to 1"),
+        ({"pattern": GOOD[0]}, r"must have the axes \[layer head query key\]"),
+        (
+            {"pattern": large, "tokens": ["a"] * 1000, "layers": range(5)},
+            r"up to 40 million .* \(5, 10, 1000, 1000\) has 50 million",
+        ),
+    ]
+    given = {"pattern": GOOD, "tokens": TOKENS, "layers": [0, 1]}
+    for changes, message in wrong:
+        with pytest.raises(InputError, match=message):
+            view(**(given | changes))
+    assert view(**(given | {"pattern": GOOD / 2}), sums_to_one=False).data["heads"] == 4

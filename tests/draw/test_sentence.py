@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from unpacking import unpacked
 
 from attnmech.draw.embed import View
 from attnmech.draw.sentence import sentence_view
@@ -13,7 +14,7 @@ from attnmech.draw.text import visible_token
 from attnmech.errors import InputError
 
 from .conftest import TOKENS
-from .token_pages import COUNT, HEADS, causal, choose, finding, selector, unpacked, weights, without
+from .token_pages import COUNT, HEADS, causal, choose, finding, selector, weights, without
 
 SPECIAL = [False, True, False, False, True, False, False]
 
@@ -37,28 +38,9 @@ def test_what_a_sink_takes_is_carried() -> None:
     np.testing.assert_allclose(rest[0], np.array([[0.75], [0], [0.5]]) * np.ones(COUNT), rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers": [2]}, r"`layers` must have one number for each of the 2 layers; got 1"),
-        ({"special": [True]}, r"`special` must have one bool for each of the 7 key tokens; got 1"),
-        ({"keys": ["a", "b"]}, r"one key for each of the 2 tokens; got 7"),
-        ({"tokens": ["a"]}, r"one query for each of the 1 tokens; got 7"),
-        ({"pattern": causal()[0]}, r"must have the axes \[layer head query key\]; got the shape \(3, 7, 7\)"),
-        ({"pattern": causal() * 0.5}, r"must sum to 1 .* layer 0, head 0, query 0 sums to 0.5"),
-        ({"pattern": causal()[:0], "layers": []}, "the selection is empty"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
-    given = {"pattern": causal(), "tokens": TOKENS, "layers": [2, 5]} | change
-    with pytest.raises(InputError, match=message):
-        sentence_view(**given)
-
-
-def test_too_much_is_refused_before_it_is_packed() -> None:
-    pattern = np.broadcast_to(np.float32(0.001), (5, 10, 1000, 1000))
-    with pytest.raises(InputError, match=r"up to 40 million .* \(5, 10, 1000, 1000\) has 50 million"):
-        sentence_view(pattern, ["a"] * 1000, layers=range(5))
+def test_special_has_an_entry_for_each_key() -> None:
+    with pytest.raises(InputError, match=r"`special` must have one bool for each of the 7 key tokens; got 1"):
+        sentence_view(causal(), TOKENS, layers=[2, 5], special=[True])
 
 
 # ---- in a browser -------------------------------------------------------------------------------------------------

@@ -1,13 +1,9 @@
 """Weights between a few hostile tokens, the same weights with hidden keys, and the values on a page."""
 
 import re
-from base64 import b64decode
-from gzip import decompress
 from typing import Any
 
 import numpy as np
-
-from attnmech.draw.packing import NO_VALUE
 
 from .conftest import TOKENS
 
@@ -31,14 +27,6 @@ def without(pattern: np.ndarray, hidden: list[int], rest: bool = False) -> np.nd
             kept = 0 if key in hidden else row[key]
             left[(*place, query, key)] = kept / total if total > 0 else np.nan
     return left
-
-
-def unpacked(packed: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
-    """The same as decoded by shared.js."""
-    high, low = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(int)
-    codes = (256 * high + low).reshape(len(packed["low"]), -1)
-    values = np.exp(np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * codes)
-    return np.where(codes == NO_VALUE, 0, values).reshape(shape)
 
 
 def weights(page: Any) -> np.ndarray:

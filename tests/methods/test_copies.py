@@ -1,6 +1,7 @@
 """Copies of a text, a pair or a question are no further evidence: tripled inputs give the intervals of the inputs."""
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,7 @@ CALLS: dict[str, Callable[[am.HookedModel, Texts], Any]] = {
     "segments": lambda model, texts: am.segment_attention(model, iter(texts), segments="line"),
     "drift": lambda model, texts: am.residual_drift(model, texts, k=10),
     "types": lambda model, texts: am.head_types(model, texts),
+    "redundancy": lambda model, texts: am.redundancy(model, iter(texts)),
     "odd heads": lambda model, texts: am.odd_heads(model, texts),
     "variance": lambda model, texts: am.variance_shares(model, texts),
     "directions": lambda model, texts: am.qk_directions(model, texts, k=2),
@@ -95,6 +97,8 @@ def test_examples_are_of_distinct_texts(model: am.HookedModel) -> None:
     columns = ["layer", "head", "rank", "value", "window", "position"]
     once, thrice = (am.examples(model, iter(texts), k=4) for texts in (IDS, [*IDS, *IDS[1:], *IDS[1:]]))
     pd.testing.assert_frame_equal(once.to_frame()[columns], thrice.to_frame()[columns])
+    shards = [am.examples(model, iter([*IDS, *IDS[1:], *IDS[1:]]), k=4, shard=(k, 2)) for k in range(2)]
+    assert "(16 texts, 6 distinct): in" in thrice.lead and shards[0].merged(shards[1]).lead == thrice.lead
     halves = thrice.halves()
     assert int((halves["even_rows"] + halves["odd_rows"]).max()) <= len(IDS)
 
@@ -103,10 +107,11 @@ def test_examples_are_of_distinct_texts(model: am.HookedModel) -> None:
 def test_tripled_texts_are_no_further_evidence(name: str, model: am.HookedModel) -> None:
     once, thrice = (CALLS[name](model, texts) for texts in (IDS, [*IDS, *IDS[::-1], *IDS]))
     require_same(once, thrice)
+    assert not re.search(r"\([^()]*\(", thrice.lead), thrice.lead
     if name == "directions":
         return
     note = str(thrice.to_frame().attrs.get("intervals", ""))
-    assert "(6 distinct)" in f"{thrice.lead} {thrice!r}" or "12 texts are copies" in note, thrice.lead
+    assert "6 distinct)" in f"{thrice.lead} {thrice!r}" or "12 texts are copies" in note, thrice.lead
 
 
 @pytest.mark.parametrize("call", [am.attention_focus, am.odd_heads, am.variance_shares, am.residual_updates])
@@ -117,7 +122,23 @@ def test_texts_with_the_same_tokens_are_one_text(call: Callable[..., Any], model
     once, twice = call(model, iter(texts)), call(model, iter([*spaced, *texts]))
     require_same(once, twice)
     note = str(twice.to_frame().attrs.get("intervals", ""))
-    assert "(6 distinct)" in f"{twice.lead} {twice!r}" or "6 texts are copies" in note, twice.lead
+    assert "6 distinct)" in f"{twice.lead} {twice!r}" or "6 texts are copies" in note, twice.lead
+
+
+def many_texts() -> list[str]:
+    """400 texts with different tokens."""
+    words = models.WORDS[3:8]
+    return [" ".join(words[number // 5**place % 5] for place in range(3 + number % 4)) for number in range(400)]
+
+
+def test_copies_among_many_texts_are_one_text(model: am.HookedModel) -> None:
+    """Beyond 256 texts too, a text and its copy with other spaces are in one group: intervals do not shrink."""
+    texts = many_texts()
+    once, twice = (
+        am.attention_focus(model, iter(some)) for some in (texts, [*texts, *(t.replace(" ", "  ") for t in texts)])
+    )
+    assert torch.equal(once.state["groups"], twice.state["groups"]) and len(once.state["groups"]) > 128
+    require_same(once, twice)
 
 
 def test_a_text_in_two_shards_is_one_text(model: am.HookedModel) -> None:
@@ -159,6 +180,20 @@ def test_a_text_with_two_answers_is_two_texts(model: am.HookedModel) -> None:
     answers = {"answers": [3, 4, 3], "against": [5, 6, 5]}
     found = am.ablate_heads(model, [IDS[0]] * 3, layers=[0], metric="logit_difference", **answers)
     assert found.provenance.copies == (0, 1, 0) and "3 texts (2 distinct)" in found.lead
+
+
+def test_a_pair_or_label_that_is_given_again_is_counted(model: am.HookedModel) -> None:
+    words = models.WORDS[3:]
+    pairs, labels = (
+        [*itertools.pairwise(words[:7])],
+        [(" ".join(words[:place]), 4, 2, "two") for place in (6, 7)],
+    )
+    one, three = (
+        am.function_heads(model, examples, shots=2, prompts=3) for examples in (pairs, iter([*pairs, *pairs[::-1]]))
+    )
+    require_same(one, three)
+    assert "6 pairs are copies of others" in three.note and "copies" not in one.note
+    assert am.relations(model, labels * 3).lead.startswith("6 labelled pairs (2 distinct) of 1 relation in 2 texts")
 
 
 def test_means_of_copies_by_hand() -> None:

@@ -207,7 +207,7 @@ def test_shards_of_one_corpus_are_paired_whatever_the_tokens() -> None:
     with_bos = am.load(models.fresh("llama"), tokenizer=models.tokenizer(has_bos=True))
     results = [am.attention_focus(with_bos, iter(texts), bos=bos) for bos in (True, False)]
     found = results[0] - results[1]
-    assert found.paired and "bos True − False" in found.lead
+    assert found.paired and "bos yes − no" in found.lead
     halves = [am.attention_focus(with_bos, iter(texts), shard=(k, 2)) for k in range(2)]
     merged = [halves[0].merged(halves[1]), halves[1].merged(halves[0])]
     assert (merged[0] - merged[1]).paired and not (halves[0] - merged[0]).paired
@@ -216,6 +216,24 @@ def test_shards_of_one_corpus_are_paired_whatever_the_tokens() -> None:
     for ends in zip((whole - merged[0])["entropy"].interval(), (whole - results[1])["entropy"].interval(), strict=True):
         torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-6)
     assert "merge the results of each corpus, then subtract" in refused(lambda: found.merged(results[0]))
+    state = {name: value for name, value in halves[1].state.items() if name != "first_text"}
+    older = replace(halves[1], state=state)
+    for shards in (halves[0], older), (older, halves[0]):
+        assert "different versions of attnmech: not all of them have 'first_text'" in refused(
+            lambda shards=shards: shards[0].merged(shards[1])
+        )
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_groups_of_two_tokenizers_are_paired_only_if_they_hold_the_same_texts(lost: int) -> None:
+    words = models.WORDS[3:8]
+    texts = [" ".join(words[number // 5**place % 5] for place in range(3 + number % 4)) for number in range(400)]
+    model = am.load(models.fresh("llama"), tokenizer=models.tokenizer(has_bos=True))
+    one, other = (am.attention_focus(model, iter(texts), bos=bos) for bos in (True, False))
+    options = {**other.provenance.options, **({"left out": [3]} if lost else {})}
+    other = replace(other, provenance=replace(other.provenance, options=options))
+    assert (one - other).interval("entropy") is None or bool((one - other).interval("entropy")[0].isnan().all())
+    assert bool((one - one).interval("entropy")[0].isfinite().all())
 
 
 def test_rows_and_other_facts_of_a_difference() -> None:
@@ -295,8 +313,10 @@ def test_texts_left_out_of_one_result_are_left_out_of_the_pairs() -> None:
     for model, left_out in ((one, 2), (other, 5)):
         result, alone = (am.attention_focus(model, iter(given)) for given in (texts, texts[left_out][None]))
         keep = (result.state["groups"] != alone.state["groups"]).nonzero()[:, 0].tolist()
-        by_group = {name: result.state[name][..., keep] for name in ("sums", "counts", "groups")}
-        parts.append(replace(result, state={**result.state, **by_group}, documents=result.documents - 1))
+        by_group = {name: result.state[name][..., keep] for name in ("sums", "counts", "groups", "first_text")}
+        origin = replace(result.provenance, options={**result.provenance.options, "left out": [left_out]})
+        state = {**result.state, **by_group}
+        parts.append(replace(result, state=state, documents=result.documents - 1, provenance=origin))
     found = parts[0] - parts[1]
     assert found.paired
     both = texts[[0, 1, 3, 4, 6, 7]]

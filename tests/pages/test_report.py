@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from gzip import decompress
-from pathlib import Path
 from typing import Any
 
 import models
@@ -16,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from unpacking import unpacked
 
 import attnmech as am
 from attnmech.demo.about import ABOUT
 from attnmech.demo.text import PARAGRAPH
 from attnmech.draw.section import TABS
 from attnmech.draw.text import bound, percent
-from attnmech.errors import ExactnessError, InputError, OutputError
+from attnmech.errors import ExactnessError, InputError
 from attnmech.pages import limits
 from attnmech.pages.start import row_of
 
@@ -99,6 +99,8 @@ def test_a_sum_without_residual_is_exact(demo: am.HookedModel) -> None:
 def test_a_frame_gives_the_largest_residual_of_a_layer_and_the_mean_share(demo: am.HookedModel) -> None:
     report = reported(PARAGRAPH)
     frame, heads = report.to_frame(), report.scores.to_frame()
+    assert frame.layer.tolist() == [0, 1, 2, 3]
+    assert frame.filter(like="_share").sum(axis=1).round(4).tolist() == [1, 1, 1, 1]
     for layer in range(4):
         of_layer = heads[heads.layer == layer]
         assert frame.residual[layer] == float(report.scores.residual[layer].max()) == of_layer.residual.max()
@@ -106,10 +108,12 @@ def test_a_frame_gives_the_largest_residual_of_a_layer_and_the_mean_share(demo: 
         assert frame.query_key_share[layer] == pytest.approx(of_layer.query_key_share.mean())
 
 
-def test_one_token_has_no_shares_and_a_page_all_the_same(demo: am.HookedModel) -> None:
-    report = am.report(demo, torch.tensor([[400]]))
-    assert report.lead.startswith("32 heads on one text")
-    assert report.to_html()
+def test_a_page_of_one_token_and_of_an_encoder(demo: am.HookedModel) -> None:
+    report = am.report(demo, torch.tensor([[400]]))  # without shares
+    assert report.lead.startswith("32 heads on one text") and report.to_html()
+    report = am.report(models.hooked("bert"), models.token_ids("bert")[:1])
+    assert report.effects is None and report.null is None
+    assert "Figure 10" in report.to_html()
 
 
 def test_ablations_and_reasons_are_those_of_the_methods(demo: am.HookedModel) -> None:
@@ -137,12 +141,6 @@ def test_what_would_take_minutes_is_left_out_and_told(demo: am.HookedModel, monk
     page = report.to_html()
     assert "attnmech ablate" in page and "am.decompose_by_source" in page
     assert "Figure 11" not in page
-
-
-def test_encoders_have_a_page_without_ablations() -> None:
-    report = am.report(models.hooked("bert"), models.token_ids("bert")[:1])
-    assert report.effects is None and report.null is None
-    assert "Figure 10" in report.to_html()
 
 
 def test_the_page_of_a_model_whose_logits_are_refused_leaves_them_out() -> None:
@@ -176,12 +174,9 @@ def page_data(page: str) -> Any:
 
 
 def attention_of(data: Any) -> np.ndarray:
-    """The attention stored in a page, [layer head query key]; each weight is a 16-bit logarithm."""
-    packed, tokens = data["arrays"][data["pattern"]], len(data["tokens"])
-    planes = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(np.int64)
-    code = (planes[0] * 256 + planes[1]).reshape(len(packed["low"]), -1)
-    logarithms = np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * code
-    return np.where(code == 65535, 0, np.exp(logarithms)).reshape(-1, len(data["choices"]["head"]), tokens, tokens)
+    """The attention stored in a page, [layer head query key]."""
+    tokens, heads = len(data["tokens"]), len(data["choices"]["head"])
+    return unpacked(data["arrays"][data["pattern"]], (-1, heads, tokens, tokens))
 
 
 def text_at(data: Any, name: str, **chosen: int) -> str:
@@ -223,6 +218,7 @@ def test_the_page_shows_the_attention_that_the_model_used(name: str, edit: str) 
         report = am.report(model, ids)
         used = model.run(ids, points=["pattern"])["pattern"][:, 0].numpy()
     data = page_data(report.to_html())
+    assert bool(data["rest"]) == (edit == "half of the pattern")  # as if a sink took the rest
     np.testing.assert_allclose(attention_of(data), used, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(report.pattern.numpy(), used, rtol=1e-5, atol=1e-7)
     softmax = report.scores.numbers().pattern
@@ -242,13 +238,6 @@ def test_the_page_shows_the_attention_that_the_model_used(name: str, edit: str) 
     assert note not in report.to_html() and "Hooks were active" in report.to_html()
 
 
-def test_what_a_sink_takes_is_shown_under_a_hook_too() -> None:
-    model, ids = models.hooked("bloom"), models.token_ids("bloom")[:1]
-    with EDITS["half of the pattern"](model):
-        data = page_data(am.report(model, ids).to_html())
-    assert data["rest"] and page_data(am.report(model, ids).to_html())["rest"] is None
-
-
 def test_the_attention_of_a_padded_text_in_some_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_CELLS", 2 * 5 * 6**2)
     monkeypatch.setattr(limits, "MAX_REASONS", 0)
@@ -257,6 +246,7 @@ def test_the_attention_of_a_padded_text_in_some_layers(monkeypatch: pytest.Monke
     report = am.report(model, given)
     used = model.run(given, points=["pattern"])["pattern"][:, 0, :, 1:, 1:]
     assert report.scores.layers == (0, 2)
+    assert "The model has 3 layers; 2 of them are shown." in report.notes
     np.testing.assert_allclose(report.pattern, used[[0, 2]], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(attention_of(page_data(report.to_html())), report.pattern, rtol=1e-3, atol=1e-6)
 
@@ -304,12 +294,6 @@ def test_the_certificate_on_the_page_is_that_of_the_weights_as_they_are() -> Non
     assert renewed.weights == model.weights_hash != old.weights
 
 
-def test_a_frame_has_a_row_a_layer(demo: am.HookedModel) -> None:
-    frame = am.report(demo, "Anna sang of shells and waves.").to_frame()
-    assert frame.layer.tolist() == [0, 1, 2, 3]
-    assert frame.filter(like="_share").sum(axis=1).round(4).tolist() == [1, 1, 1, 1]
-
-
 def test_a_long_text_is_cut_and_the_page_says_so(demo: am.HookedModel) -> None:
     report = am.report(demo, " ".join(["Anna sang of shells and waves."] * 60))
     assert len(report.scores.tokens[0]) == limits.MAX_TOKENS
@@ -335,7 +319,7 @@ def test_another_part_of_a_long_text_can_be_chosen(demo: am.HookedModel) -> None
     )
     with pytest.raises(InputError, match=rf"`start` must be from 0 to {count - 1}"):
         am.report(demo, text, start=count)
-    assert am.report(demo, "Anna sang.", start=1).notes == am.report(demo, "Anna sang.").notes  # nothing is left out
+    assert am.report(demo, "Anna sang.", start=1).notes == reported("Anna sang.").notes  # nothing is left out
 
 
 def test_the_page_says_what_the_demo_model_is_and_what_it_cannot_read(demo: am.HookedModel) -> None:
@@ -344,46 +328,6 @@ def test_the_page_says_what_the_demo_model_is_and_what_it_cannot_read(demo: am.H
     assert report.notes[1].startswith("4 of the 9 tokens are single bytes")
     assert all(note in report.to_html() for note in report.notes)
     assert am.report(models.hooked("bloom"), torch.arange(6)).notes == ()
-
-
-def test_of_many_heads_some_layers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_CELLS", 2 * 5 * 6**2)
-    report = am.report(models.hooked("gpt2"), torch.arange(6))
-    assert report.scores.layers == (0, 2)
-    assert report.notes == ("The model has 3 layers; 2 of them are shown.",)
-
-
-def test_ctrl_c_reaches_the_caller(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs.engine import Texts
-
-    real, calls = Texts.after, []
-
-    def after(self: Any, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(self, *arguments)
-
-    monkeypatch.setattr(Texts, "after", after)
-    with pytest.raises(KeyboardInterrupt):
-        am.report(demo, "Anna sang of shells.")
-
-
-def test_nothing_half_written_is_left(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report = reported("Anna sang.")
-    target = tmp_path / "page.html"
-    target.write_text("what stood there before")
-
-    def broken(self: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(am.results.Report, "to_html", broken)
-    with pytest.raises(KeyboardInterrupt):
-        report.write_html(target)
-    assert target.read_text() == "what stood there before"
-    assert list(tmp_path.iterdir()) == [target]
-    with pytest.raises(OutputError, match="there is no folder"):
-        report.write_html(tmp_path / "nowhere" / "page.html")
 
 
 def test_hostile_names_and_tokens_are_text() -> None:

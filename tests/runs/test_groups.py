@@ -53,23 +53,6 @@ def test_shards_in_any_order_are_the_whole(shards: int) -> None:
     assert len(state(list(range(5, 5 + 256 * 300, 256)))["groups"]) > GROUPS / 2
 
 
-def test_texts_with_the_same_tokens_are_one_group() -> None:
-    """Each text has two copies that differ as strings; the tokens of text n are those of n modulo 40."""
-    contents = torch.tensor([hash_of * 7919 - 3 * 10**5 for hash_of in range(120)])
-    parts = [
-        by_group(
-            {"sums": torch.ones(1, 1, len(own)).double(), "first": own}, contents[own], ("sums",), digests=own % 40 - 9
-        )
-        for own in (torch.arange(50), torch.arange(50, 120))
-    ]
-    whole = joined(*parts, ("sums",))
-    assert same(whole, joined(*parts[::-1], ("sums",)))
-    assert whole["sums"].tolist() == [[[3.0] * 40]]
-    assert sorted(whole["first"].tolist()) == list(range(40))
-    least = {int(contents[number::40].remainder(2**62).min()) for number in range(40)}
-    assert set(whole["groups"].tolist()) == least
-
-
 def test_intervals_over_groups_cover() -> None:
     """Intervals over groups of 3,000 texts of very different lengths."""
     generator = torch.Generator().manual_seed(0)

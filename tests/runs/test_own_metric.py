@@ -33,6 +33,11 @@ ORDERED = torch.tensor([2, 3, 2])
 
 MIXING: dict[str, Callable[..., Tensor]] = {
     "minus the mean": lambda logits, batch: (m := last(logits, batch)) - m.mean(),
+    "minus a thousandth of the mean": lambda logits, batch: (m := last(logits, batch)) - 1e-3 * m.mean(),
+    "minus a little in float32": lambda logits, batch: (m := last(logits.float(), batch)) - 1e-4 * m.mean(),
+    "minus a little in float64": lambda logits, batch: (m := last(logits, batch)) - 1e-8 * m.mean(),
+    "minus a little in bfloat16": lambda logits, batch: (m := last(logits.bfloat16(), batch)) - 0.1 * m.mean(),
+    "squares": lambda logits, batch: (m := logits[:, 0, 3] ** 2) - 1e-3 * m.mean(),
     "minus the first": lambda logits, batch: (m := last(logits, batch)) - m[0],
     "minus the last": lambda logits, batch: (m := last(logits, batch)) - m[-1],
     "its neighbour's": lambda logits, batch: last(logits, batch).roll(1),
@@ -46,6 +51,19 @@ MIXING: dict[str, Callable[..., Tensor]] = {
         - m.mean()
     ),
 }  # fmt: skip
+
+FAIR: dict[str, Callable[..., Tensor]] = {
+    "float32": lambda logits, batch: last(logits.float(), batch),
+    "bfloat16": lambda logits, batch: last(logits.bfloat16(), batch),
+    "a common shift in float32": lambda logits, batch: last(logits.float() - logits.float().max(), batch),
+    "a difference of large numbers": lambda logits, batch: (
+        1e6 + (x := logits.float())[range(len(x)), batch.lengths - 1, 2] - 1e6
+    ),
+    "whole numbers": lambda logits, batch: logits[range(len(logits)), batch.lengths - 1].argmax(-1),
+    "a product": lambda logits, batch: logits[:, 0].float() @ torch.linspace(-1, 1, logits.shape[-1]),
+    "entropy": lambda logits, batch: -(last(logits.float(), batch).exp() * last(logits.float(), batch)),
+}  # fmt: skip
+"""Metrics that do not mix texts, whatever their rounding."""
 
 CALLS: dict[str, Callable[..., Any]] = {
     "ablate_heads": lambda model, texts, **options: am.ablate_heads(model, texts, **options).before,
@@ -109,6 +127,14 @@ def test_every_kind_of_mixing_is_refused(kind: str) -> None:
         if len(texts) == 3 or "by order" not in kind:
             with pytest.raises(InputError, match="mixes texts"):
                 am.ablate_heads(models.hooked("gpt2"), texts, [(0, 1)], metric=MIXING[kind])
+
+
+@pytest.mark.parametrize("kind", FAIR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_is_not_mixing(kind: str, dtype: torch.dtype) -> None:
+    model = am.load(models.fresh("gpt2").to(dtype))
+    for texts in (TEXTS, TEXTS[:1], [TEXTS[1], *TEXTS]):
+        am.ablate_heads(model, texts, [(0, 1)], metric=FAIR[kind])
 
 
 @pytest.mark.parametrize("kind", ["minus the mean", "sorted", "the same for all"])

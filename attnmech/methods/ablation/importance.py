@@ -157,11 +157,11 @@ class HeadImportance(Changes):
             return ""
         if self.exact is None:
             return "; not compared with a sweep"
-        heads = int((~self.exact.isnan()).sum())
-        return (
-            f"; rank correlation {self.rank_correlation:.2f} with the {self.exact_method} sweep of "
-            f"{counted(heads, noun='head')}"
-        )
+        swept = f"the {self.exact_method} sweep of {counted(int((~self.exact.isnan()).sum()), noun='head')}"
+        rank = self.rank_correlation
+        if rank is None or math.isnan(rank):
+            return f"; no rank correlation with {swept}"
+        return f"; rank correlation {rank:.2f} with {swept}"
 
     def _comparable(self) -> dict[str, Any]:
         layers, heads, _ = self.per_text.shape

@@ -1,5 +1,6 @@
 """Compares the estimates of attribution patching with exact effects, on the strongest nodes and on some at random."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,10 +107,16 @@ class Confirmation:
         pairs, strongest, drawn = self.per_pair.shape[1], int((~self.control).sum()), int(self.control.sum())
         held = int((self.holds & ~self.control).sum())
         few = no_interval(distinct_of(self.copies, pairs)).replace("text", "pair")
-        holding = f"whether the {strongest} strongest hold is unknown{few}"
-        if not few:
-            holding = f"{held} of the {strongest} strongest {'holds' if held == 1 else 'hold'}"
-        agreement = f"rank correlation {self.rank_correlation:.2f} and slope {self.slope:.2f} with exact patching"
+        if strongest == 1:
+            known = f"the strongest {'holds' if held else 'does not hold'}"
+            unknown = "whether the strongest holds"
+        else:
+            known = f"{held} of the {strongest} strongest {'holds' if held == 1 else 'hold'}"
+            unknown = f"whether the {strongest} strongest hold"
+        holding = f"{unknown} is unknown{few}" if few else known
+        numbers = {"rank correlation": self.rank_correlation, "slope": self.slope}
+        agreement = " and ".join(f"{name} {value:.2f}" for name, value in numbers.items() if not math.isnan(value))
+        agreement = f"{agreement} with exact patching" if agreement else "all estimates are 0"
         return with_minus_signs(f"{holding}; {'' if few or not drawn else f'{self._missing}; '}{agreement}.")
 
     @property

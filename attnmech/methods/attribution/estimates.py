@@ -128,7 +128,7 @@ class Estimates(Changes):
         if confirmation is not None:
             return capitalised(f"{self._about}: {confirmation.lead}")
         largest = self._largest(self.MAIN, unit=unit_of(self.metric), what="estimate")
-        return capitalised(f"{self._about}: {largest}; not confirmed.")
+        return capitalised(f"{self._about}: {largest}; not compared with exact patching.")
 
     @property
     def _about(self) -> str:

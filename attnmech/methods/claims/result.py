@@ -33,7 +33,7 @@ from .section import about_each, about_matched, about_other, about_restored, abo
 from .set_effects import Discovery, Measuring, Removal, general_effects, measured_sets, other_task
 from .set_test import SetTest, named
 from .shapes import FEWEST, HeadSet, same_shape
-from .tasks import TaskLike, require_apart, task_of
+from .tasks import TaskLike, require_apart, require_one_group_a_prompt, task_of
 
 GENERAL: Final = 8
 """The number of the demo model's texts on which general loss is measured if `task` names a task of the demo model."""
@@ -109,8 +109,8 @@ def confirm_heads(
         The effect with its interval, the null distribution, and a verdict.
 
     Raises:
-        InputError: for fewer than six groups, a group or prompt in both halves, heads that the model does not have, and
-            in the cases of `am.ablate_heads`.
+        InputError: for fewer than six groups, a group in both halves, a prompt (or prompts of the same tokens) in two
+            groups, heads that the model does not have, and in the cases of `am.ablate_heads`.
 
     """
     require_model(model)
@@ -120,7 +120,7 @@ def confirm_heads(
     by_name = task if isinstance(task, str) else None
     whole = task_of(task)
     finding, confirming = whole.halves(seed) if discovery is None else (task_of(discovery), whole)
-    require_apart(finding, confirming)
+    require_apart(model, finding, confirming, bos)
     if reference is not None and method != "mean":
         raise InputError(f'`reference` is for method="mean"; got method={shown(method)}.')
     if method == "mean" and reference is None:
@@ -133,11 +133,13 @@ def confirm_heads(
     if others is None:
         others = [name for name in ("copying", "agreement", "gender") if by_name and name != by_name]
     further = tuple(map(task_of, others))
+    for other in further:
+        require_one_group_a_prompt(model, other.cases, bos)
     beside = None if journal is None or general is None else f"{journal}.general"
     with kept(journal), kept(beside):
         noted = {"heads": [list(head) for head in chosen], "task": whole.name, "seed": seed, "sets": len(shape.sets)}
         if callable(heads):
-            noted["rule"] = getattr(heads, "__name__", type(heads).__name__)
+            noted["rule"] = getattr(heads, "__name__", type(heads).__name__).replace("<lambda>", "a lambda")
         measured = measured_sets(measuring, confirming, shape, journal, noted)
         if general is not None:
             measured["general"] = general_effects(measuring, general, shape, beside)

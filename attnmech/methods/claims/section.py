@@ -48,7 +48,8 @@ def about_set(test: SetTest) -> str:
     if (effect < 0) is not test.higher_is_better:
         them = "it" if len(test.heads) == 1 else "them"
         return f"{sentence}: the model does better {f'without {them}' if test.done == 'removed' else 'so'}."
-    return f"{sentence}, {_more_than(test)}." if test.p <= ALPHA else f"{sentence}, but {_stronger(test)}."
+    strongest = test.p <= max(ALPHA, test.least_p)
+    return f"{sentence}, {_more_than(test)}." if strongest else f"{sentence}, but {_stronger(test)}."
 
 
 def _more_than(test: SetTest) -> str:

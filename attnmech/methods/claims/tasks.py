@@ -86,7 +86,6 @@ class Task:
             raise InputError(
                 'metric="log_probability" scores an answer alone: give cases (prompt, answer, None, group).'
             )
-        _require_one_group_a_prompt(self.name, cases)
 
     @classmethod
     def of_demo(cls, name: str, *, templates: int | None = None, per_template: int = 4, seed: int = 0) -> Self:
@@ -217,7 +216,7 @@ def task_of(task: Any) -> Task:
     return Task("the task", tuple(task))
 
 
-def require_apart(discovery: Task, confirmation: Task) -> None:
+def require_apart(model: HookedModel, discovery: Task, confirmation: Task, bos: bool | None) -> None:
     """Raises `InputError` if the halves share a group or a prompt, or the second has too few groups."""
     both = [group for group in discovery.groups if group in confirmation.groups]
     if both:
@@ -225,17 +224,28 @@ def require_apart(discovery: Task, confirmation: Task) -> None:
             f"the group {both[0]!r} is in both halves; texts of one template are not independent evidence. Leave it "
             "out of `discovery` or of `task`."
         )
-    seen = {case.prompt for case in discovery.cases}
-    shared = [case.prompt for case in confirmation.cases if case.prompt in seen]
-    if shared:
-        raise InputError(
-            f"the prompt {shown(shared[0])} is in both halves; heads chosen on a prompt cannot be confirmed on it."
-        )
+    require_one_group_a_prompt(model, (*discovery.cases, *confirmation.cases), bos)
     if len(confirmation.groups) < LEAST_TEXTS:
         raise InputError(
             f"{confirmation.name} has {len(confirmation.groups)} groups to confirm a claim on; it needs at "
             f"least {LEAST_TEXTS}."
         )
+
+
+def require_one_group_a_prompt(model: HookedModel, cases: Iterable[Case], bos: bool | None) -> None:
+    """Raises `InputError` if two groups share a prompt, or prompts that become the same tokens."""
+    first: dict[tuple[int, ...], Case] = {}
+    for case in cases:
+        ids = case.prompt
+        if isinstance(ids, str):
+            ids = tuple(model.encode(ids, bos=bos).ids[0].tolist())
+        other = first.setdefault(ids, case)
+        if other.group != case.group:
+            same = "" if other.prompt == case.prompt else f" (the same tokens as {shown(other.prompt)})"
+            raise InputError(
+                f"the prompt {shown(case.prompt)}{same} is in two groups, {other.group!r} and {case.group!r}; copies "
+                "of a prompt are no further evidence. Give them one group."
+            )
 
 
 def group_means(values: Float[Tensor, "*place case"], group_of: Sequence[str]) -> Float[Tensor, "*place group"]:
@@ -289,16 +299,6 @@ def _token(name: str, token: Any) -> str | int | None:
         return integer(token)
     except TypeError:
         raise InputError(f"`{name}` of a case must be text or a token id; got {shown(token)}.") from None
-
-
-def _require_one_group_a_prompt(name: str, cases: Sequence[Case]) -> None:
-    group: dict[Any, str] = {}
-    for case in cases:
-        if group.setdefault(case.prompt, case.group) != case.group:
-            raise InputError(
-                f"{name} has the prompt {shown(case.prompt)} in two groups, {group[case.prompt]!r} and "
-                f"{case.group!r}: it could be in both halves. Give it one group."
-            )
 
 
 def _with_answer(case: Case) -> str | tuple[int, ...]:

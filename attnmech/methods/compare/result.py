@@ -242,7 +242,12 @@ class Comparison(PagedResult):
         return self.divergence.gather(-1, self.matching[..., None])[..., 0]
 
     def plot(self, statistic: str | None = None) -> "go.Figure":
-        """Draws layers × heads, coloured by the difference; pale where it is not clear."""
+        """Draws layers × heads, coloured by the difference; pale where it is not clear.
+
+        Without a statistic, and if that of the map was not measured, coloured by the divergence of patterns.
+        """
+        if statistic is None and not self._is_measured:
+            return effect_map(self._compared, layers=self.layers, label="divergence of patterns, nats", signed=False)
         name = self.shown if statistic is None else option("statistic", statistic, self.statistics)
         number = self.statistics.index(name)
         value, low, high = (values[number].numpy() for values in (self.difference, self.low, self.high))
@@ -260,8 +265,14 @@ class Comparison(PagedResult):
         known, name = ~value.isnan(), self.shown.replace("_", " ")
         distinct = self.provenance.distinct(self.texts)
         opening = f"On {counted(self.texts, distinct)}, {self.b} against {self.a}"
-        if not bool(known.any()):
-            return f"{opening}: {name} was not measured.{self._permuted}"
+        if not self._is_measured:
+            row, head = divmod(int(self._compared.argmax()), value.shape[1])
+            most = (
+                f"patterns diverge most in L{self.layers[row]}H{head}, by {float(self._compared[row, head]):.3g} nats"
+                if bool(self._compared.any())
+                else "patterns are the same in every head"
+            )
+            return f"{opening}: {name} was not measured; {most}.{self._permuted}"
         if bool((value[known] == 0).all()):
             return f"{opening}: {name} is the same in every head.{self._permuted}"
         place = int(value.abs().nan_to_num(-1.0).argmax())
@@ -279,6 +290,11 @@ class Comparison(PagedResult):
         )
 
     @property
+    def _is_measured(self) -> bool:
+        """Whether the statistic of the map was measured; rows that it leaves out may be all that there are."""
+        return not bool(self.difference[self.statistics.index(self.shown)].isnan().all())
+
+    @property
     def _permuted(self) -> str:
         """A sentence about heads that have moved; empty if none has."""
         if not self.moved:
@@ -293,10 +309,13 @@ class Comparison(PagedResult):
         return f"{self.method.replace('_', ' ').capitalize()}: {self.b} against {self.a}"
 
     def _sections(self) -> "Sequence[Section]":
+        name = self.shown.replace("_", " ")
         reading = (
-            f"Each cell is one head: {self.shown.replace('_', ' ')} in {self.b} minus that in {self.a}, averaged over "
-            "texts; pale where the change is not clear among all heads."
+            f"Each cell is one head: {name} in {self.b} minus that in {self.a}, averaged over texts; pale where the "
+            "change is not clear among all heads."
         )
+        if not self._is_measured:
+            reading = f"Each cell is one head: the divergence of its patterns, since {name} was not measured."
         caveat = (
             "A change is clear if more texts than expected by chance change in the direction of the mean (exact "
             "sign test at 5 %, corrected for all heads). Intervals are for each head alone."

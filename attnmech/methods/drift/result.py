@@ -14,7 +14,6 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
 from ...basics.arguments import flag, option, optional_flag, shown, whole_number
-from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.lines import lines_by_layer
 from ...draw.section import Section
@@ -399,14 +398,14 @@ class ResidualDrift(DriftByToken):
     @property
     def lead(self) -> str:
         layers = [layer for layer in self.layers if bool(torch.isfinite(self.cosine[layer]))]
-        texts = counted(self.documents, self._n_distinct)
         if not layers:
-            return f"On {texts}, there is no ordinary token to measure."
+            return f"On {self._texts}, there is no ordinary token to measure."
         first, last = min(layers), max(layers)
         rank = [10 ** float(self.log_rank[layer]) - 1 for layer in (first, last)]
         return with_minus_signs(
-            f"On {texts}, the mean cosine between a token's stream ({PLACE_WORDS[self.at]}) and its own embedding is "
-            f"{float(self.cosine[first]):.2f} in layer {first} and {float(self.cosine[last]):.2f} in layer {last} "
+            f"On {self._texts}, the mean cosine between a token's stream ({PLACE_WORDS[self.at]}) and its own "
+            f"embedding is {float(self.cosine[first]):.2f} in layer {first} and {float(self.cosine[last]):.2f} in "
+            f"layer {last} "
             f"(two tokens of a text: {float(self.anisotropy[first]):.2f} and {float(self.anisotropy[last]):.2f}); "
             f"{rank[0]:,.0f} and {rank[1]:,.0f} of {self.vocabulary:,} rows are more similar (geometric "
             f"mean){no_interval(len(self.state['groups']))}."

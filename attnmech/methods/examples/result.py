@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, shown, whole_number
-from ...basics.nouns import counted
+from ...basics.nouns import bracketed, counted
 from ...basics.public import public
 from ...draw.embed import View
 from ...draw.section import Section
@@ -170,6 +170,8 @@ class HeadExamples(Summed):
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "rows": Int[Tensor, "layer head"],
+        "groups": Int[Tensor, " group"],
+        "modulus": Int[Tensor, " 1"],
         "hash": Int[Tensor, "layer head sample"],
         "value": Float[Tensor, "layer head sample"],
         "sampled_hash": Int[Tensor, "layer head sampled"],
@@ -422,13 +424,12 @@ class HeadExamples(Summed):
     @property
     def lead(self) -> str:
         """The share of rows like the strongest."""
-        texts = counted(self.documents, self.provenance.distinct(self.documents))
         share, heads = self.share[self.rows > 0], self.rows.numel()
         if not len(share):
-            return f"No row counts in any of {counted(heads, noun='head')} ({texts})."
+            return f"No row counts in any of {counted(heads, noun='head')} {bracketed(self._texts)}."
         return (
             f"The {self.k} strongest rows of {counted(heads, noun='head')} "
-            f"by {self._meaning} ({texts}): in the median head, "
+            f"by {self._meaning} {bracketed(self._texts)}: in the median head, "
             f"{percent(float(share.median()), 1)} of all rows are at least as strong as the weakest of them."
         )
 

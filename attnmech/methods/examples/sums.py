@@ -18,6 +18,7 @@ from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.reading.unembedding import Unembedding, unembedding_of
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import output_weights
+from ...runs.groups import by_group, joined
 from ...runs.identity import digest_of
 from ...runs.reducer import Reducer, Run, State
 from .formulas import NO_HASH, highest_keys, row_hashes, strongest_of_groups, strongest_of_halves
@@ -56,6 +57,9 @@ _EMPTY: Final[Mapping[str, float | int]] = {
     "window": -1, "hash": NO_HASH,
 }  # fmt: skip
 """The fields of a row, with their values where there is no row."""
+
+_OF_ALL: Final = ("rows", "groups", "modulus")
+"""The entries of a state that do not hold rows."""
 
 Rows: TypeAlias = dict[str, Tensor]
 """Rows with the fields of `_EMPTY`, `[*places row]`; "keys", "key_ids", "weights" and "window" have a further axis."""
@@ -147,14 +151,17 @@ class ExampleSums(Reducer):
         waiting.clear()
 
     def close(self, state: State, run: Run) -> State:
-        """The state without empty places, so that it does not depend on padding."""
-        return _without_empty_places(state)
+        """The state without empty places, so that it does not depend on padding, and the texts, so that copies are
+        counted.
+        """
+        return by_group(_without_empty_places(state), run.batch.digests, ())
 
     def merge(self, one: State, other: State) -> State:
         """The strongest rows, and the smallest hashes, of both parts; the parts may come in any order."""
         both = _joined(one, other, dim=2)
         return _without_empty_places({
             "rows": one["rows"] + other["rows"],
+            **joined(one, other, ()),
             **_of_smallest_hash({name: both[name] for name in ("hash", "value")}, SAMPLE),
             **_named("strongest", _strongest(fields_of("strongest", both), self.k, 2 * OFFERS * self.k)),
             **_named("sampled", _of_smallest_hash(fields_of("sampled", both), detailed(self.k))),
@@ -432,7 +439,7 @@ def _without_empty_places(state: State) -> State:
     }
     places = {kind: max(1, int(count)) for kind, count in used.items()}
     return {
-        name: value if name == "rows" else value[:, :, : places[name.rpartition("_")[0].partition("_")[0]]].clone()
+        name: value if name in _OF_ALL else value[:, :, : places[name.rpartition("_")[0].partition("_")[0]]].clone()
         for name, value in state.items()
     }
 
@@ -454,7 +461,7 @@ def _of_layer(kind: str, state: State, index: int) -> Rows:
 
 def _joined(*parts: Rows, dim: int = 1) -> Rows:
     """The rows of several parts together, along one axis."""
-    return {name: torch.cat([part[name] for part in parts], dim=dim) for name in parts[0] if name != "rows"}
+    return {name: torch.cat([part[name] for part in parts], dim=dim) for name in parts[0] if name not in _OF_ALL}
 
 
 def _replace(state: State, index: int, rows: State) -> None:

@@ -92,7 +92,10 @@ class FunctionHeads(HeadEffects):
         """A note on the intervals, which are over answers."""
         prompts, answers = self._n_texts, self._n_distinct
         same = "" if prompts == answers else f" Prompts with the same answer count as one ({prompts} prompts)."
-        return f"{interval_note(answers, sample=self.SAMPLE)}{same}"
+        copies = self.provenance.options.get("copies", 0)
+        are = "pair is a copy of another" if copies == 1 else "pairs are copies of others"
+        merged = f" {copies:,} {are} and counted once." if copies else ""
+        return f"{interval_note(answers, sample=self.SAMPLE)}{same}{merged}"
 
     @property
     def _title(self) -> str:
@@ -160,7 +163,7 @@ def function_heads(
 
     Args:
         model: a model that predicts the next token, with a tokenizer.
-        examples: (question, answer), at least 2 · (`shots` + 1).
+        examples: (question, answer), at least 2 · (`shots` + 1) different ones; a copy counts as its pair.
         shots: the number of examples in a prompt, at least 2.
         prompts: the number of prompts in each half.
         template: one example, with {x} and {y}; a prompt ends before {y}.
@@ -182,7 +185,7 @@ def function_heads(
     shots = whole_number("shots", shots, least=2)
     prompts = whole_number("prompts", prompts, least=1)
     seed = checked_seed(seed)
-    task = _checked_pairs(examples, shots)
+    task, copies = _checked_pairs(examples, shots)
     if template.count("{x}") != 1 or template.count("{y}") != 1 or template.index("{x}") > template.index("{y}"):
         raise InputError(f"`template` must hold {{x}} once, and {{y}} once after it; got {shown(template)}.")
     if not model.causal or not model.writes_tokens or len(model.stacks) > 1:
@@ -197,7 +200,7 @@ def function_heads(
     means = _mean_z(model, teaching.right, layers)
     values = one_by_one(Values(means, f"the mean over {prompts} prompts with right examples"))
     changes = [(Intervention.replace([head], values[head[0]], positions=[-2]),) for head in chosen]
-    noted = {"pairs": len(task), "shots": shots, "template": template, "seed": seed}
+    noted = {"pairs": len(task), "copies": copies, "shots": shots, "template": template, "seed": seed}
     shared: Any = {"answers": asking.answers, **{name: value for name, value in options.items() if name != "bos"}}
     # Even in a random model, a changed head favours some answers: prompts with the same answer are one text.
     shared["contents"] = asking.answers
@@ -243,19 +246,21 @@ def _against_foils(
     return values.masked_fill(effects.swept[..., None] == 0, torch.nan)
 
 
-def _checked_pairs(examples: Any, shots: int) -> list[Pair]:
+def _checked_pairs(examples: Any, shots: int) -> tuple[list[Pair], int]:
+    """The distinct pairs, and the number of copies, which would be examples of their own questions."""
     wanted = 'a list of (question, answer), such as [("hot", "cold")]'
     task = [tuple(pair) if isinstance(pair, list | tuple) else pair for pair in listed("examples", examples, wanted)]
     for pair in task:
         if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
             raise InputError(f"`examples` must be {wanted}; got {shown(pair)}.")
+    distinct: list[Any] = list(dict.fromkeys(task))
     needed = 2 * (shots + 1)
-    if len(task) < needed:
+    if len(distinct) < needed:
         raise InputError(
-            f"{shots} examples and a question in each half need {needed} pairs; got {len(task)}. Give more pairs, or "
-            "fewer `shots`."
+            f"{shots} examples and a question in each half need {needed} pairs; got "
+            f"{counted(len(task), len(distinct), 'pair')}. Give more pairs, or fewer `shots`."
         )
-    return task
+    return distinct, len(task) - len(distinct)
 
 
 def _mean_z(

@@ -133,8 +133,8 @@ def group_attention(
             for side, word in zip(SIDES, map(vocabulary.index, names), strict=True):
                 by_word[side][direction, ..., word] += difference
                 word_pairs[side][direction, word] += 1
-        contents += batch.contents.tolist()
-        state = by_group(sums, batch.contents, _BY_TEXT)
+        contents += batch.digests.tolist()
+        state = by_group(sums, batch.digests, _BY_TEXT)
         total = state if total is None else joined(total, state, _BY_TEXT)
     if total is None:
         raise InputError("`inputs` must hold at least one text; got none.")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...basics.arguments import index_of, member, whole_number
-from ...basics.nouns import counted
+from ...basics.nouns import bracketed, counted
 from ...basics.public import public
 from ...draw.chart import Chart
 from ...draw.section import Section
@@ -28,7 +28,6 @@ from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import checked_seed
-from ...runs.groups import distinct_texts
 from ...runs.haystacks import Haystacks
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
@@ -253,20 +252,19 @@ class HeadTypes(TypeScores):
     def _texts(self) -> str:
         if self.generated:
             return f"{self.documents} repeated sequences of random tokens"
-        return counted(self.documents, distinct_texts(self.state, self.documents))
+        return super()._texts
 
     @property
     def lead(self) -> str:
         heads = len(self.layers) * self._heads
         if len(self.state["groups"]) < LEAST_TEXTS:
             return (
-                f"No type is claimed for any of {counted(heads, noun='head')} "
-                f"({self._texts}): a claim needs {LEAST_TEXTS} texts or "
-                "more."
+                f"No type is claimed for any of {counted(heads, noun='head')} {bracketed(self._texts)}: a claim needs "
+                f"{LEAST_TEXTS} texts or more."
             )
         count = self._claims.type.value_counts()
         if count.empty:
-            return f"No type is claimed for any of {counted(heads, noun='head')} ({self._texts})."
+            return f"No type is claimed for any of {counted(heads, noun='head')} {bracketed(self._texts)}."
         (first, most), *others = (
             (_IN_WORDS[str(kind)] if number > 1 else _OF_ONE[str(kind)], number) for kind, number in count.items()
         )
@@ -276,7 +274,7 @@ class HeadTypes(TypeScores):
         needles = ""
         if self.retrieval is not None and "retrieval" in count:
             needles = f"; retrieval on {len(self.retrieval.produced)} texts of {self.retrieval.context} tokens"
-        return f"{sentence} ({self._texts}{needles})."
+        return f"{sentence} {bracketed(f'{self._texts}{needles}')}."
 
     @property
     def example(self) -> tuple[int, int] | None:

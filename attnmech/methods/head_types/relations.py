@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...basics.arguments import flag, integer, listed, option, shown
 from ...basics.fields import check_layers
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import Batch, every_bos
 from ...draw.head_maps import effect_map
@@ -101,6 +102,7 @@ def relations(
     digest, labels = hashlib.sha256(), hashlib.sha256()
     begin: list[bool | None] = []
     distinct: dict[int, int] = {}
+    seen: set[tuple[Any, ...]] = set()
     for text, labels_of_text in texts.items():
         read = _Read.of(model, text, chosen, bos)
         digest.update(read.batch.ids.cpu().numpy().tobytes())
@@ -111,6 +113,7 @@ def relations(
             query = labelled_query - before
             if before and key >= query:
                 continue
+            seen.add((number, () if isinstance(text, str) else text, query, key, name))
             labels.update(f"{number} {query} {key} {name!r}\n".encode("utf-8", "surrogatepass"))
             place = names.index(name)
             others = read.pattern[:, :, query].masked_fill(~read.counted, -1.0)
@@ -121,7 +124,10 @@ def relations(
             offsets[place].append((number, query - key))
     _require_pairs(dict(zip(names, offsets, strict=True)))
     best, by_offset = _best_offsets(offsets, len(distinct))
-    options = {"layers": list(chosen), "bos": every_bos(begin), "before": before, "relations": list(names)}
+    options = {
+        "layers": list(chosen), "bos": every_bos(begin), "before": before, "relations": list(names),
+        "labels": labels.hexdigest(), "distinct": len(seen),
+    }  # fmt: skip
     return Relations(
         names=names,
         layers=chosen,
@@ -131,7 +137,7 @@ def relations(
         pairs=pairs[:, : len(distinct)],
         offsets=best,
         by_offset=by_offset,
-        provenance=model.provenance(digest.hexdigest(), (), options | {"labels": labels.hexdigest()}),
+        provenance=model.provenance(digest.hexdigest(), (), options),
     )
 
 
@@ -336,7 +342,8 @@ class Relations(WithQuantities):
     @property
     def lead(self) -> str:
         pairs, named, texts = int(self.pairs.sum()), len(self.names), self.pairs.shape[1]
-        data = f"{_counted(pairs, 'labelled pair')} of {_counted(named, 'relation')} in {_counted(texts, 'text')}"
+        labelled = counted(pairs, self.provenance.options.get("distinct"), "labelled pair")
+        data = f"{labelled} of {counted(named, noun='relation')} in {counted(texts)}"
         if texts < LEAST_TEXTS:
             return f"{data}: too few texts for a claim, which needs {LEAST_TEXTS} or more."
         best = self.claims.drop_duplicates("relation")
@@ -380,10 +387,6 @@ class Relations(WithQuantities):
 
     def _by_layer(self, values: Float[Tensor, "measured head"]) -> Float[Tensor, "layer head"]:
         return by_layer(values, self.layers, self.n_layers)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _direction(offset: int) -> str:

@@ -19,6 +19,7 @@ from ...basics.fields import check_layers
 from ...basics.nouns import counted
 from ...draw.figure_page import table_html
 from ...draw.section import Section
+from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
@@ -416,10 +417,10 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
             f"{float(known.mean()):.2f} on average over {counted(len(known), noun='head')}, " if len(known) > 1 else ""
         )
         what = "score" if self.geometry == "exact" else "dot product"
-        return (
+        closest = ", the closest to −1" if len(known) > 1 else ""
+        return with_minus_signs(
             f"{tokens}: the weighted correlation between distance and {what} is {several}{float(known.min()):.2f} "
-            f"for L{layer}H{head}{' , the closest to −1' if len(known) > 1 else ''}".replace(" ,", ",")
-            + "."
+            f"for L{layer}H{head}{closest}."
         )
 
     @property

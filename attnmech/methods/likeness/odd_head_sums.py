@@ -77,7 +77,7 @@ class OddHeadSums(Reducer):
         whole = _as_corpus(run)
         focus, updates = (part.close(_of(state, name), whole) for name, part in _PARTS.items())
         far = {f"far_{name}": value.cpu() for name, value in _of(state, "far").items()}
-        return by_group(far, run.batch.contents, tuple(far), digests=run.batch.digests) | {
+        return by_group(far, run.batch.digests, tuple(far)) | {
             "focus_sums": focus["sums"],
             "focus_counts": focus["counts"],
             "update_sums": updates["sums"],

@@ -144,7 +144,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
         "update_counts": Float[Tensor, "of_updates class layer head group"],
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
-        "digests": Int[Tensor, " group"],
     }
     """The types of the entries of `state`."""
 
@@ -324,10 +323,10 @@ class OddHeads(OddHeadStatistics, SummedTable):
         most = ""
         if several:
             first = unusual.iloc[0]
-            few = len(self.state["groups"]) < LEAST_TEXTS
+            texts_counted = len(self.state["groups"])
             known = (
-                f"; {len(self.state['groups'])} texts are too few to generalise"
-                if few
+                f"; {counted(texts_counted)} {'is' if texts_counted == 1 else 'are'} too few to generalise"
+                if texts_counted < LEAST_TEXTS
                 else f"; the 95 % interval over texts {'also lies' if first['steady'] else 'does not lie entirely'} "
                 "beyond"
             )
@@ -337,7 +336,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
                 f"±{self.critical:.3g}{known})"
             )
         return with_minus_signs(
-            f"Of {counted(heads, noun='head')} on {texts}, {', '.join(counts)}; {several} of the others "
+            f"Of {counted(heads, noun='head')} on {self._texts}, {', '.join(counts)}; {several} of the others "
             f"{'is' if several == 1 else 'are'} unusual{most}.{self._longest_range}"
         )
 

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import finite_number, member, option, whole_number
+from ...basics.nouns import bracketed
 from ...basics.public import public
 from ...draw.section import Section
 from ...errors import InputError
@@ -275,7 +276,7 @@ class Redundancy(SummedTable):
         layer = self.layers[row]
         return (
             f"; the two heads of one layer that attend most alike are L{layer}H{one} and L{layer}H{other} "
-            f"(Jensen-Shannon divergence {float(pairs[row, pair]):.3g} of at most 0.693 nats{span})"
+            f"{bracketed(f'Jensen-Shannon divergence {float(pairs[row, pair]):.3g} of at most 0.693 nats{span}')}"
         )
 
     @property
@@ -292,8 +293,8 @@ class Redundancy(SummedTable):
         ends = [float(end[place - between.numel()].clamp(0.0, math.log(2))) for end in means.simultaneous()]
         span = interval_of(ends, ".3g", means.mean.numel(), "pairs")
         return (
-            f"; across layers, L{one}H{head} and L{other}H{other_head} attend most alike ({closest:.3g} nats{span}; "
-            f"at most {self.rows} sampled rows per text)"
+            f"; across layers, L{one}H{head} and L{other}H{other_head} attend most alike "
+            f"{bracketed(f'{closest:.3g} nats{span}; at most {self.rows} sampled rows per text')}"
         )
 
     def _sections(self) -> "Sequence[Section]":

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, option
-from ...basics.nouns import counted
+from ...basics.nouns import bracketed, counted
 from ...basics.public import public
 from ...draw.chart import at_head
 from ...draw.section import Section
@@ -454,8 +454,9 @@ class NullAttention(NullStatistics, TextResult):
         counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
         part = "" if self.complete else "; stopped early, incomplete"
         return (
-            f"Verdicts on {counted(len(verdicts), noun='head')} and {SINKS[self.sink]} ({self._texts}; effects within "
-            f"±{self.delta:g} {unit_of(self.metric)} count as zero): {counts}{self._would_decide}"
+            f"Verdicts on {counted(len(verdicts), noun='head')} and {SINKS[self.sink]} "
+            f"{bracketed(f'{self._texts}; effects within ±{self.delta:g} {unit_of(self.metric)} count as zero')}: "
+            f"{counts}{self._would_decide}"
             f"{no_interval(self._n_distinct)}{part}."
         )
 

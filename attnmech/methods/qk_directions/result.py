@@ -318,7 +318,7 @@ class QKDirections(PagedResult):
     def _table(self) -> pd.DataFrame:
         return self.by_head()
 
-    def _sections(self) -> "Sequence[Section]":
+    def _page_sections(self) -> "Sequence[Section]":
         heads = range(self.share.shape[1])
         chart = directions_chart([[self.directions(layer, head) for head in heads] for layer in self.layers])
         at = "" if not self.distance else f" at distance {self.distance}"
@@ -333,6 +333,11 @@ class QKDirections(PagedResult):
                 caveat="Tokens are read by their embeddings alone; later layers read more.",
                 tab="why",
             ),
+            *self._sections(),
+        ]
+
+    def _sections(self) -> "Sequence[Section]":
+        return [
             Section(
                 "Heads that depend on one direction",
                 "Each cell is one head. Its colour is the largest share of the variance of scores along a row that one "
@@ -340,7 +345,7 @@ class QKDirections(PagedResult):
                 {"qk-strongest": self.plot()},
                 "split.plot()",
                 tab="why",
-            ),
+            )
         ]
 
 

@@ -28,6 +28,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, require_means_of
 from ...results.mean_qk import MeanQK
+from ...runs.groups import FIRST
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.row_means import RowMeans, closed, of_groups, sum_of_states
@@ -210,7 +211,7 @@ class VarianceShares(ScoreShares, RowMeans):
     @property
     def halves(self) -> tuple[Float[Tensor, "term layer head"], Float[Tensor, "term layer head"]]:
         """The shares on every other text (or group of texts), and on the rest; copies of a text are in one half."""
-        first = self.provenance.copies or self.state.get("first", torch.arange(len(self.state["groups"]))).tolist()
+        first = self.provenance.copies or self.state.get(FIRST, torch.arange(len(self.state["groups"]))).tolist()
         rank = {number: place for place, number in enumerate(sorted(set(first)))}
         halves = []
         for odd in (0, 1):

@@ -33,6 +33,7 @@ from ...model.reading.unembedding import unembedding_of
 from ...model.run.hooked import HookedModel, require_model
 from ...results.quantity import Places
 from ...runs.answers import Answers, answer_ids
+from ...runs.groups import FIRST
 from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.row_means import RowMeans
@@ -188,7 +189,7 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         state = {name: self.state[f"block_{name}"] for name in names if f"block_{name}" in self.state}
         if "sums" not in state:
             raise InputError("`blocks` is not available for individually chosen rows; use `.blocks.where(rows=...)`.")
-        state |= {name: self.state[name] for name in ("classes", "groups", "modulus") if name in self.state}
+        state |= {name: self.state[name] for name in ("classes", "groups", "modulus", FIRST) if name in self.state}
         shared = ("layers", "n_layers", "documents", "truncated", "chosen", "tokens", "provenance")
         return BlockUpdates(state=state, **{name: getattr(self, name) for name in shared})
 

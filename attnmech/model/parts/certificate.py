@@ -149,4 +149,4 @@ class Certificate:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return self.to_frame().to_html(index=False, escape=True)
+        return self.to_frame().to_html(index=False, escape=True, na_rep="")

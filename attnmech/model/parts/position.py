@@ -71,6 +71,11 @@ class Alibi:
     rounded_to: torch.dtype = torch.float32
     """The precision in which the family computes slope · place, whatever the precision of the model."""
 
+    def __str__(self) -> str:
+        end = ", from the end" if self.from_end else ""
+        rounded = str(self.rounded_to).removeprefix("torch.")
+        return f"{self.factor:.3g} × {self.slopes.__name__}{end}, rounded to {rounded}"
+
 
 def rotary_tables(
     parameters: Mapping[str, Any], d_head: int, positions: Int[Tensor, " position"]

@@ -172,4 +172,4 @@ def _said(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
-    return str(getattr(value, "__name__", value))
+    return "none" if value is None else str(getattr(value, "__name__", value))

@@ -155,7 +155,7 @@ class Atlas(WritesHtml):
         headlines, provenance = self.heads.headlines, self.examples.provenance
         headline, *more = [finding.sentence for finding in headlines] or [self.lead]
         return Page(
-            title=f"Atlas of {short_name(provenance.model)} over {self._texts}",
+            title=f"Atlas of {short_name(provenance.model)} over {self.examples._texts}",
             headline=headline,
             more=more,
             heads=self.heads.page,
@@ -171,10 +171,6 @@ class Atlas(WritesHtml):
             brief=self.findings,
             start=headlines[0].place if headlines else (),
         )
-
-    @property
-    def _texts(self) -> str:
-        return "1 text" if self.examples.documents == 1 else f"{self.examples.documents:,} texts"
 
     @property
     def _setup(self) -> str:
@@ -211,7 +207,7 @@ class Atlas(WritesHtml):
             "certificate", self.certificate.verdict, "ok" if self.certificate.ok else "fail", "see the checks below"
         )
         return [
-            TableRow("texts", f"{self.examples.documents:,}"),
+            TableRow("texts", self.examples._texts),
             TableRow("rows of a head", f"{int(rows.min()):,} to {int(rows.max()):,}"),
             TableRow("layers", str(len(self.examples.layers))),
             TableRow("heads per layer", str(rows.shape[1])),

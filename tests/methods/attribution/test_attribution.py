@@ -268,6 +268,12 @@ def test_numbers_of_a_confirmation() -> None:
     assert "0 of the 3 strongest hold; about 0 of 30 others have a clear effect (95 %: 0 to" in none.lead
     few = am.results.Confirmation(measured.names, estimate, exact[:, :3], control, 30)
     assert few.lead.startswith("whether the 3 strongest hold is unknown; 3 pairs are too few for an interval")
+    first = slice(1)
+    single = am.results.Confirmation(measured.names[first], estimate[first], exact[first], control[first], 30)
+    slope = float(exact[0].mean() / estimate[0])
+    assert single.lead == f"the strongest holds; slope {slope:.2f} with exact patching."
+    zero = am.results.Confirmation(measured.names[first], estimate[first] * 0, exact[first], control[first], 30)
+    assert zero.lead == "the strongest does not hold; all estimates are 0."
 
 
 def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
@@ -284,7 +290,7 @@ def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     assert attribution.plot().data[0].z.shape == (3, 5) and attribution.plot("mlps").data[0].z.shape == (3, 1)
     assert "Exact effects" in attribution.to_html()
     alone = am.attribute(hooked, clean, corrupted, **BOTH)
-    assert alone.lead.endswith("; not confirmed.") and alone.confirmation is None
+    assert alone.lead.endswith("; not compared with exact patching.") and alone.confirmation is None
     assert (attribution - alone).confirmation is None
     with pytest.raises(InputError, match=r"`figure` must be .*heads.*; got 'mlps'"):
         am.attribute(hooked, clean, corrupted, **JUDGED).plot("mlps")

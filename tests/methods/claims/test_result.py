@@ -22,7 +22,7 @@ import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.claims.formulas import added_by_each, least_p, rank_p, strength
 from attnmech.methods.claims.shapes import same_shape
-from attnmech.methods.claims.tasks import group_means, require_apart
+from attnmech.methods.claims.tasks import group_means
 from attnmech.runs.haystacks import Haystacks
 from attnmech.runs.journal import Journal
 
@@ -428,10 +428,16 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: claimed(task=planted.cued(4)), "a claim needs at least 6"),
     (lambda: claimed(discovery=planted.cued()), "the group 'fillers 0' is in both halves"),
     (
-        lambda: require_apart(am.Task("a", [am.Case((1, 12), 5, 6, "x")]), am.Task("b", [am.Case((1, 12), 5, 6, "y")])),
-        "the prompt (1, 12) is in both halves",
+        lambda: claimed(task=[am.Case((1, 12), 5, 6, "y")], discovery=[am.Case((1, 12), 5, 6, "x")]),
+        "the prompt (1, 12) is in two groups, 'x' and 'y'",
     ),
-    (lambda: am.Task("t", (am.Case((1, 12), 5, 6, "x"), am.Case((1, 12), 6, 5, "y"))), "in two groups, 'x' and 'y'"),
+    (
+        lambda: am.confirm_heads(
+            am.load(models.fresh("gpt2"), tokenizer=models.tokenizer()), [(0, 1)],
+            [am.Case("the keys" + " " * number + " to", " are", " the", str(number)) for number in range(12)],
+        ),
+        "(the same tokens as 'the keys to') is in two groups, ",
+    ),
     (lambda: claimed([(0, 9)]), "`head` must be from 0 to 7"),
     (lambda: claimed([]), "at least one head"),
     (lambda: claimed("all"), "got a string"),
@@ -563,4 +569,5 @@ def test_a_model_with_few_heads_cannot_confirm() -> None:
     claim = am.confirm_heads(planted.lookup("two layers"), [(1, 3)], planted.cued())
     assert len(claim.sets) == 16 and claim.p == claim.least_p == 1 / 16
     assert claim.verdict == "cannot be confirmed" and claim.lead.count("cannot") == 1
+    assert ", more than all 15 other heads in any layer (p = 0.062, the smallest possible; " in claim.lead
     assert "among 16 sets of this shape, p is 0.062 or more, and p ≤ 0.05 needs at least 20" in claim.lead

@@ -1,13 +1,17 @@
 """Differences by head between two models, and between two prompts: against subtraction by hand, and permuted heads."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import maps
 import models
 import naive
+import numpy as np
 import pytest
 import torch
 import transformers
+from scipy.spatial.distance import jensenshannon
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers import models as models_of_tokens
 from torch import Tensor
@@ -210,8 +214,22 @@ def test_bad_input_is_told() -> None:
         assert told in str(caught.value), str(caught.value)
 
 
-def test_the_lead_names_the_statistic_that_was_not_measured() -> None:
-    one = models.hooked("t5")
-    result = am.compare(one, one, [torch.tensor([3, 4, 5]), torch.tensor([4, 5])], am.attention_focus, stack="cross")
-    assert bool(result.divergence.isfinite().all())
-    assert result.lead.endswith(f": {result.shown.replace('_', ' ')} was not measured.")
+@pytest.mark.parametrize("method", [am.attention_focus, am.residual_updates])
+def test_patterns_are_compared_where_no_statistic_was_measured(method: Callable[..., Any]) -> None:
+    """The only decoder token is the first row, which means leave out; its pattern is compared by hand."""
+    one, other = models.hooked("t5"), am.load(models.fresh("t5", seed=4))
+    texts = [torch.tensor([3, 4, 5]), torch.tensor([4, 5])]
+    result, same = (am.compare(one, second, texts, method, stack="cross") for second in (other, one))
+    by_hand = torch.zeros(result.matching.shape, dtype=torch.float64)
+    for layer, head in np.ndindex(*by_hand.shape):
+        for text in texts:
+            p, q = (
+                model.run(text, points=["cross.pattern"])["cross.pattern", layer][0, head, 0].double().numpy()
+                for model in (one, other)
+            )
+            by_hand[layer, head] += jensenshannon(p, q) ** 2 / 2
+    layer, head = divmod(int(by_hand.argmax()), by_hand.shape[1])
+    name, most = result.shown.replace("_", " "), f"L{layer}H{head}, by {float(by_hand[layer, head]):.3g} nats"
+    assert f": {name} was not measured; patterns diverge most in {most}." in result.lead
+    np.testing.assert_allclose(maps.shown(result.plot()), by_hand, rtol=1e-4)
+    assert same.lead.endswith(f": {name} was not measured; patterns are the same in every head.")

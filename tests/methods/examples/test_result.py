@@ -134,7 +134,7 @@ def test_a_function_of_a_block_of_rows() -> None:
     examples = am.examples(model, iter(TEXTS), by=first_key, k=5)
     rows = naive(model, TEXTS, 1, 2, value=first)
     assert places(examples.examples_of(1, 2)) == places_of(strongest(rows, 5))
-    assert examples.by == "first_key" and "heads by first_key (60 texts)" in examples.lead
+    assert examples.by == "first_key" and "heads by first_key (60 texts, 59 distinct)" in examples.lead
 
 
 # -- runs ------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_texts_without_a_row_that_counts() -> None:
     examples = am.examples(models.hooked("gpt2"), iter([torch.tensor([5, 6]), torch.tensor([7])]))
     assert examples.lead == "No row counts in any of 15 heads (2 texts)."
     copies = am.examples(models.hooked("gpt2"), [torch.tensor([5, 6, 7])] * 3)
-    assert "(3 texts (1 distinct)): in the median head" in copies.lead
+    assert "(3 texts, 1 distinct): in the median head" in copies.lead
     assert examples.to_frame().empty and examples.to_frame("band").empty and examples.by_head()["rows"].eq(0).all()
     assert examples.share.isnan().all() and examples.quantiles.isnan().all()
 

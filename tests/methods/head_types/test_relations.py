@@ -170,7 +170,7 @@ def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
     assert of_three.claims.empty and "too few texts" in of_three.lead
     labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare"), *[(TEXTS[1], 5, key, "bunched") for key in (1, 2, 3, 4, 1)]]
     found = am.relations(model, labels)
-    told = f"{len(labels)} labelled pairs of 4 relations in 6 texts"
+    told = f"{len(labels)} labelled pairs ({len(set(labels))} distinct) of 4 relations in 6 texts"
     assert found.lead.startswith(told)
     assert found.lead.endswith("Too few pairs or texts for a claim: rare, bunched.")
     assert not {"rare", "bunched"} & set(found.claims.relation)

@@ -325,7 +325,7 @@ def test_sums_between_layers_stay_small(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_demo_models_heads(tmp_path: Path) -> None:
     alike = am.redundancy(models.demo(), documents(8))
     assert "layer 0 has the fewest effective heads, 2.3 of 8" in alike.lead
-    assert "L0H3 and L0H4" in alike.lead and "(95 % interval, corrected for 112 pairs: " in alike.lead
+    assert "L0H3 and L0H4" in alike.lead and ", 95 % interval, corrected for 112 pairs: " in alike.lead
     frame = alike.to_frame()
     assert len(frame) == len(alike.nearest) == 32 and bool(alike.nearest.divergence.is_monotonic_increasing)
     within = alike.nearest[alike.nearest.layer == alike.nearest.nearest_layer]

@@ -197,18 +197,11 @@ def test_bos_of_ids_is_what_stands_there() -> None:
     assert hooked.encode(torch.tensor([[3, 3, 4]])).bos is False
     mixed = {"input_ids": torch.tensor([[0, 2, 4], [2, 3, 4]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
     assert hooked.encode(mixed).bos is True
-
-
-def test_bos_that_a_tokenizer_has_not(words: am.HookedModel) -> None:
-    assert words.encode(TEXT, bos=False).ids.shape == (1, 7)
-    assert message_of(lambda: words.run(TEXT, bos=True)).startswith(
-        "bos=True needs a tokenizer with a BOS or CLS token"
-    )
-
-
-def test_a_text_of_nothing_but_bos_is_refused() -> None:
-    hooked = speaking(has_bos=True)
     assert "no token" in message_of(lambda: hooked.run("[BOS]", bos=False))
+    without = speaking()
+    assert without.encode(TEXT, bos=False).ids.shape == (1, 7)
+    said = message_of(lambda: without.run(TEXT, bos=True))
+    assert said.startswith("bos=True needs a tokenizer with a BOS or CLS token")
 
 
 # -- refused inputs ------------------------------------------------------------------------------------------
@@ -224,16 +217,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("speaking", [TEXT, ""], "text 1 is empty; give at least one word."),
     ("speaking", [], "the list of texts is empty; give at least one text."),
     ("gpt2", "the keys", "loaded without a tokenizer, so it takes token ids"),
-    ("gpt2", ["the", "keys"], "loaded without a tokenizer, so it takes token ids"),
     ("gpt2", torch.tensor([[5, 53]]), f"{RANGE}53."),
     ("gpt2", torch.tensor([[5, -1]]), f"{RANGE}-1."),
-    ("gpt2", torch.tensor([[5, 10**9]]), f"{RANGE}{10**9}."),
     ("gpt2", torch.tensor([[1.0, 2.0]]), WHOLE),
     ("gpt2", torch.tensor([[True]]), WHOLE),
-    ("gpt2", torch.tensor([[1j]]), WHOLE),
     *(("gpt2", torch.zeros(shape).long(), SHAPE) for shape in ((0,), (2, 0), (0, 3), (1, 2, 3), ())),
     ("gpt2", {}, 'a mapping of model inputs must hold "input_ids"'),
-    ("gpt2", {"attention_mask": torch.ones(1, 3)}, 'must hold "input_ids"'),
     *(
         ("gpt2", {"input_ids": IDS, name: value}, said)
         for name, value, said in (
@@ -250,7 +239,6 @@ REFUSED: list[tuple[str, Any, str]] = [
         )
     ),
     ("gpt2", {"input_ids": IDS.float()}, "must be whole numbers"),
-    ("gpt2", {"input_ids": IDS + 60}, "must be from 0 to 52"),
     ("bloom", {"input_ids": IDS, "position_ids": torch.arange(3)[None]}, "position_ids"),
     ("llama", {"input_ids": IDS, "token_typ_ids": torch.zeros_like(IDS)}, "got token_typ_ids as well"),
     *(
@@ -277,11 +265,6 @@ def test_a_text_longer_than_the_models_positions(name: str, limit: int) -> None:
     assert f"this model has {limit} positions" in message_of(lambda: speaking(name).run("the " * (limit + 1)))
 
 
-def test_bloom_and_llama_take_any_length() -> None:
-    for name in ("bloom", "llama"):
-        assert models.hooked(name).run(torch.full((1, 90), 7)).logits.shape[1] == 90
-
-
 def test_a_text_of_ten_megabytes_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = speaking("bloom")
     monkeypatch.setattr(type(hooked.tokenizer), "__call__", lambda *_, **__: pytest.fail("tokenized"))
@@ -299,13 +282,6 @@ def test_things_that_are_no_inputs() -> None:
     assert hooked.encode(lists).lengths.tolist() == [2]
     ragged: Any = {"input_ids": [[5, 7, 9], [5]]}
     message_of(lambda: hooked.encode(ragged))
-
-
-def test_hostile_tokens_are_only_text() -> None:
-    hostile = ("[PAD]", "[UNK]", "[BOS]", "<script>", "\u202e", "\x00", "a" * 300)
-    hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(words=hostile))
-    batch = hooked.encode(torch.tensor([[3, 4, 5, 6, 40]]))
-    assert batch.tokens[0] == ("<script>", "\u202e", "\x00", "a" * 300, "<40>")
 
 
 # -- what the model would take anyway ------------------------------------------------------------------------

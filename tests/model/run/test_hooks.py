@@ -257,30 +257,24 @@ def test_a_name_without_a_layer_edits_every_layer_and_lens_names_work() -> None:
         assert torch.equal(hooked.run(ids).logits, acts.logits)
 
 
-def test_what_a_hook_may_not_return() -> None:
-    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    clean = hooked.run(ids).logits
-    bad: list[tuple[Any, str]] = [
-        (lambda x: x[:1], r"the hook at \('q', 1\) must keep the shape \(3, 7, 5, 4\); it returned \(1, 7, 5, 4\)"),
-        (lambda x: x.sum(), r"must keep the shape \(3, 7, 5, 4\); it returned \(\)"),
-    ]
-    for hook, message in bad:
-        with hooked.hooks({("q", 1): hook}), pytest.raises(InputError, match=message):
-            hooked.run(ids)
-        assert torch.equal(hooked.run(ids).logits, clean)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_hooks_of_a_wrong_kind() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    wrong: Any = lambda x: 0.0  # noqa: E731
-    with hooked.hooks({("q", 1): wrong}), pytest.raises(InputError, match="must return a tensor, or None"):
-        hooked.run(ids)
-    nothing: Any = {"q": 3}
-    with pytest.raises(InputError, match="must be a function of the value; got 3"), hooked.hooks(nothing):
-        pass
-    with pytest.raises(InputError, match="from 0 to 2"), hooked.hooks({("q", 3): lambda x: x}):
-        pass
+    clean = hooked.run(ids).logits
+    bad: list[tuple[Any, str]] = [
+        (
+            {("q", 1): lambda x: x[:1]},
+            r"the hook at \('q', 1\) must keep the shape \(3, 7, 5, 4\); it returned \(1, 7",
+        ),
+        ({("q", 1): lambda x: x.sum()}, r"must keep the shape \(3, 7, 5, 4\); it returned \(\)"),
+        ({("q", 1): lambda x: 0.0}, "must return a tensor, or None"),
+        ({"q": 3}, "must be a function of the value; got 3"),
+        ({("q", 3): lambda x: x}, "from 0 to 2"),
+    ]
+    for hooks, message in bad:
+        with pytest.raises(InputError, match=message), hooked.hooks(hooks):
+            hooked.run(ids)
+        assert torch.equal(hooked.run(ids).logits, clean)
 
 
 # -- no trace ------------------------------------------------------------------------------------------------
