@@ -6,6 +6,7 @@ Formulas: docs/formulas.md#centred-terms.
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import pandas as pd
 import torch
@@ -89,7 +90,7 @@ class MeanQK(Result):
         low, high = (torch.searchsorted(self.texts, digests, right=right) for right in (False, True))
         return high - low
 
-    def merged(self, *others: "MeanQK") -> "MeanQK":
+    def merged(self, *others: Self) -> Self:
         """The means over several shards of a corpus, as if they had been one run.
 
         Raises `InputError` for shards that share documents or come from two corpora, and for means of another model,

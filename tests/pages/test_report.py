@@ -52,7 +52,7 @@ def test_the_page_holds_the_text_the_residual_and_the_checks(demo: am.HookedMode
 
 def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
     report = reported(PARAGRAPH)
-    shares = report.scores.shares(0)
+    shares = report.scores.shares_at(0)
     means = {name: float(share[0].nanmean(dim=-1).mean()) for name, share in shares.items()}
     first = max(means, key=lambda name: means[name])
     page = report.to_html()

@@ -61,7 +61,7 @@ def test_inflows_on_the_page_and_in_python_are_those_of_a_loop(
 ) -> None:
     flow = am.attention_flow(demo, TEXT, "norm_residual")
     for token in (0, 1, 9):
-        frame = flow.sources(token, count=2)
+        frame = flow.sources_of(token, count=2)
         drawn = value(sections["token-flow"], "token-inflow", "data.0.z", query=token, layer=0)
         for layer in range(4):
             row = [float(each) for each in flow.maps[layer, token]]
@@ -111,7 +111,7 @@ def test_the_report_has_the_sections_and_they_follow_the_query(demo: am.HookedMo
     page = report.to_html()
     for name in ("token-drift", "token-flow", "token-segments"):
         assert f'id="{name}-section"' in page
-    assert "am.attention_flow(model, text, method=&#34;norm_residual&#34;).sources({query})" in page
+    assert "am.attention_flow(model, text, method=&#34;norm_residual&#34;).sources_of({query})" in page
     assert len(page) < 8e6
     flow = am.attention_flow(demo, TEXT, "norm")
     assert report.value_norms is not None and flow.head_maps is not None

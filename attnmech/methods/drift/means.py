@@ -60,10 +60,10 @@ class DriftMeans(DriftStatistics, SummedTable):
         across = (self.state["units"].square().sum(dim=-1) - within) / count
         return self._by_layer(across.masked_fill(count <= 0, torch.nan))
 
-    def where(self, types: str | Iterable[str]) -> Self:
+    def of_types(self, types: str | Iterable[str]) -> Self:
         """The same result over tokens of some types (see `by_type`).
 
-        >>> drift.where("comma")["cosine"].interval()               # doctest: +SKIP
+        >>> drift.of_types("comma")["cosine"].interval()               # doctest: +SKIP
         """
         named = (types,) if isinstance(types, str) else tuple(types)
         return replace(self, types=tuple(option("types", name, WORD_TYPES) for name in named))
@@ -72,7 +72,7 @@ class DriftMeans(DriftStatistics, SummedTable):
         """One row per layer and type of token that occurs: the mean, its interval, and the number of tokens."""
         rows = []
         for name in WORD_TYPES:
-            quantity = self.where(name)[statistic]
+            quantity = self.of_types(name)[statistic]
             low, high = quantity.interval()
             for place, layer in enumerate(self.layers):
                 count = int(quantity.means.below[place].sum())

@@ -7,7 +7,7 @@ After "More Attention to Attention" (the attention-encodings demo).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Unpack
+from typing import Any, Final, Self, Unpack
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -182,7 +182,7 @@ class ResidualDrift(DriftByToken):
     def _reducer(self) -> Reducer:
         return _Merging()
 
-    def merged(self, *others: "ResidualDrift") -> "ResidualDrift":
+    def merged(self, *others: Self) -> Self:
         """The result over several shards of a corpus, as if they had been one run.
 
         Raises `InputError` for results on texts run together, and in the cases in which other results cannot be merged.
@@ -283,7 +283,7 @@ class ResidualDrift(DriftByToken):
         lows: list[Any] = []
         highs: list[Any] = []
         for name in WORD_TYPES:
-            means = self.where(name)[statistic]
+            means = self.of_types(name)[statistic]
             if float(means.means.below.sum()) > 0:
                 ends = [means.mean[list(self.layers)], *(end[list(self.layers)] for end in means.interval())]
                 # The mean of log10(1 + rank) is shown as a rank.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 import pandas as pd
 import torch
@@ -213,7 +213,7 @@ class HeadExamples(Summed):
     def _reducer(self) -> Reducer:
         return ExampleReducer(self.by, self.k, self.seed)
 
-    def merged(self, *others: "HeadExamples") -> "HeadExamples":
+    def merged(self, *others: Self) -> Self:
         """The result over several shards of a corpus, as if they had been one run; see `Summed.merged`."""
         whole = super().merged(*others)
         parts = (self, *others)

@@ -350,7 +350,7 @@ class AttentionFlow(PagedResult):
             }
         )
 
-    def sources(self, token: int, count: int = 3) -> pd.DataFrame:
+    def sources_of(self, token: int, count: int = 3) -> pd.DataFrame:
         """Lists, for each layer, the tokens from which a token gets most: layer, itself (the token's own share of its
         row's sum), and `source_1`, `share_1`, … for the `count` largest other tokens; -1 if there are fewer.
         """

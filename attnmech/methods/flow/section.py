@@ -61,7 +61,7 @@ def flow_section(
         caveat="Shares compare norms, not meaning: parts may cancel, and MLPs are not included. Shades follow the "
         "square root, so that small shares stay visible.",
         figures={"token-inflow": chart},
-        call=f"{call}.sources({{query}})",
+        call=f"{call}.sources_of({{query}})",
         rounding=f"shares of inflow are off by at most {bound(error_of(chart))}",
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Unpack
+from typing import Any, Final, Self, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -157,7 +157,7 @@ class GlobalAttention(GlobalMasses, RowMeans):
     MAIN = "global_mass"
 
     @classmethod
-    def of(cls, state: State, source: Source, **more: Any) -> "GlobalAttention":
+    def of(cls, state: State, source: Source, **more: Any) -> Self:
         """The result of a state; the first row of each text counts."""
         return super().of(state, source, **more).where(first_row=True)
 

@@ -80,7 +80,7 @@ def group_attention(
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
     >>> found = am.group_attention(am.load(), documents(30), {"verbs": ["is", "are"], "articles": ["the", "a"]})
-    >>> found.difference("articles", "verbs").shape, found.matched("articles", "verbs") > 5
+    >>> found.difference("articles", "verbs").shape, found.n_matched("articles", "verbs") > 5
     (torch.Size([4, 8]), True)
 
     Args:
@@ -288,11 +288,11 @@ class GroupAttention(WithQuantities):
     def _n_texts(self) -> int:
         return self.documents
 
-    def matched(self, query: str, key: str) -> int:
+    def n_matched(self, query: str, key: str) -> int:
         """The number of pairs with a matched word; only these count."""
         return int(self.matched_pairs[self._place(query, key)].sum())
 
-    def pairs(self, query: str, key: str) -> int:
+    def n_pairs(self, query: str, key: str) -> int:
         """The number of all pairs, with or without a matched word."""
         return int(self.all_pairs[self._place(query, key)].sum())
 
@@ -419,7 +419,7 @@ class GroupAttention(WithQuantities):
                 f'found.plot("{query} → {key}")',
             )
             for place, (query, key) in enumerate(self.directions)
-            if self.matched(query, key) >= LEAST_PAIRS
+            if self.n_matched(query, key) >= LEAST_PAIRS
         ]
 
     @cached_property

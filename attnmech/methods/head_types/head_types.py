@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Unpack
+from typing import Final, Self, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -180,7 +180,7 @@ class HeadTypes(TypeScores):
     def _reducer(self) -> Reducer:
         return HeadTypesReducer(self.generated)
 
-    def merged(self, *others: "HeadTypes") -> "HeadTypes":
+    def merged(self, *others: Self) -> Self:
         """The result over several shards of a corpus, as if they had been one run; see `Summed.merged`."""
         whole = super().merged(*others)
         return replace(

@@ -179,7 +179,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
         """`far_ordinary` under uniform attention to the keys that each row sees, including the first token."""
         return self._uniform(1)
 
-    def score(self, statistic: str) -> Float[Tensor, "layer head"]:
+    def robust_score(self, statistic: str) -> Float[Tensor, "layer head"]:
         """The robust score of each head among all heads measured; magnitudes are compared by their logarithms."""
         means = self._by_text(option("statistic", statistic, STATISTICS)).mean
         return self._by_layer(robust_scores(_compared(statistic, means)))
@@ -230,7 +230,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
     def _unusual(self) -> list[dict[str, Any]]:
         rows = []
         for statistic in STATISTICS:
-            score = self.score(statistic)[list(self.layers)]
+            score = self.robust_score(statistic)[list(self.layers)]
             for place, head in (score.abs() > self.critical).nonzero().tolist():
                 rows.append(self._row("unusual", statistic, place, head))
         return sorted(rows, key=lambda row: -abs(row["score"]))
@@ -279,7 +279,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
         return {
             "far_mass": self.far_mass,
             **{name: value[:, None].expand(-1, self._heads) for name, value in baselines.items()},
-            **{f"{name}_score": self.score(name) for name in self.quantities},
+            **{f"{name}_score": self.robust_score(name) for name in self.quantities},
         }
 
     def far_by_type(self, types: Mapping[tuple[int, int], str]) -> pd.DataFrame:
@@ -302,10 +302,10 @@ class OddHeads(OddHeadStatistics, SummedTable):
         The figure is returned, not shown.
         """
         if figure is None:
-            scores = torch.stack([self.score(name)[list(self.layers)] for name in STATISTICS]).nan_to_num(0.0)
+            scores = torch.stack([self.robust_score(name)[list(self.layers)] for name in STATISTICS]).nan_to_num(0.0)
             shown, name = scores.gather(0, scores.abs().argmax(dim=0, keepdim=True))[0], "most unusual"
         else:
-            shown = self.score(figure)[list(self.layers)]
+            shown = self.robust_score(figure)[list(self.layers)]
             name = STATISTICS[figure].title
         return effect_map(shown, layers=self.layers, label=f"score, {name}")
 

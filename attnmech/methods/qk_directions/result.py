@@ -71,7 +71,7 @@ def qk_directions(
     >>> split = am.qk_directions(am.load(), documents(12), layers=[2])
     >>> split.share.shape                                                          # [layer head direction]
     torch.Size([1, 8, 24])
-    >>> split.directions(2, 6)["key_highest"].iloc[0]                              # doctest: +SKIP
+    >>> split.of_head(2, 6)["key_highest"].iloc[0]                              # doctest: +SKIP
 
     With rotary positions, the directions are those of W_Q R W_Kᵀ, with R the rotation at `distance`. They split the
     scores at all distances exactly; what a key reads turns with the distance, so v_r holds at `distance` alone. Where
@@ -236,7 +236,7 @@ class QKDirections(PagedResult):
         heads = self.share.shape[1]
         return row, index_of("head", head, heads, f"this model has {heads} heads per layer")
 
-    def directions(self, layer: int, head: int) -> pd.DataFrame:
+    def of_head(self, layer: int, head: int) -> pd.DataFrame:
         """The kept directions of a head, the largest share first: direction, share, share_low, share_high, strength,
         and the tokens with extreme readings, query_highest, query_lowest, key_highest and key_lowest.
         """
@@ -302,7 +302,7 @@ class QKDirections(PagedResult):
             return "No row sees two keys with different scores, so no direction has a share."
         top = heads.iloc[int(heads.share.argmax())]
         known = "" if pd.isna(top.share_low) else f" ({percent(top.share_low, 0)} to {percent(top.share_high, 0)})"
-        first = self.directions(int(top.layer), int(top["head"])).iloc[0]
+        first = self.of_head(int(top.layer), int(top["head"])).iloc[0]
         read = {name: ", ".join(map(quoted, first[f"{name}_highest"][:3])) for name in SIDES}
         return (
             f"One direction carries {percent(top.share, 0)}{known} of the variance of the scores of "
@@ -320,7 +320,7 @@ class QKDirections(PagedResult):
 
     def _page_sections(self) -> "Sequence[Section]":
         heads = range(self.share.shape[1])
-        chart = directions_chart([[self.directions(layer, head) for head in heads] for layer in self.layers])
+        chart = directions_chart([[self.of_head(layer, head) for head in heads] for layer in self.layers])
         at = "" if not self.distance else f" at distance {self.distance}"
         return [
             Section(
@@ -329,7 +329,7 @@ class QKDirections(PagedResult):
                 "along a row. A query at one end raises the scores of keys at the same end, and lowers those at the "
                 "other. The tokens are those of the texts with the most extreme readings.",
                 {"qk-directions": chart},
-                "split.directions({layer}, {head})",
+                "split.of_head({layer}, {head})",
                 caveat="Tokens are read by their embeddings alone; later layers read more.",
                 tab="why",
             ),

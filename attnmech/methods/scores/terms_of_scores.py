@@ -177,7 +177,7 @@ class SplitScores(Result):
             largest=by_layer(self.largest[kept], kept, count),
         )
 
-    def shares(self, rank: int = 0) -> "Shares":
+    def shares_at(self, rank: int = 0) -> "Shares":
         """Returns each term's share in the `rank`-th highest score of each row (0 is the highest), as in figure 2.
 
         share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), over the terms that vary along a row.
@@ -233,7 +233,7 @@ class SplitScores(Result):
         """One row per head: layer, head, residual, largest_score, and each term's mean share in the rows' highest
         scores (without row 0).
         """
-        shares = self.shares(0)
+        shares = self.shares_at(0)
         rows = []
         for index, layer in enumerate(self.layers):
             for head in range(self.residual.shape[1]):

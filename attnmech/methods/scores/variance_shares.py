@@ -209,7 +209,7 @@ class VarianceShares(ScoreShares, RowMeans):
         return torch.stack([self[name].mean for name in ALL_TERMS])
 
     @property
-    def halves(self) -> tuple[Float[Tensor, "term layer head"], Float[Tensor, "term layer head"]]:
+    def half_shares(self) -> tuple[Float[Tensor, "term layer head"], Float[Tensor, "term layer head"]]:
         """The shares on every other text (or group of texts), and on the rest; copies of a text are in one half."""
         first = self.provenance.copies or self.state.get(FIRST, torch.arange(len(self.state["groups"]))).tolist()
         rank = {number: place for place, number in enumerate(sorted(set(first)))}
@@ -223,7 +223,9 @@ class VarianceShares(ScoreShares, RowMeans):
     @property
     def agreement(self) -> dict[str, float]:
         """Spearman's rank correlation over heads of each term's shares on the two halves; NaN below two texts."""
-        return {name: _rank_correlation(*(half[ALL_TERMS.index(name)] for half in self.halves)) for name in self.terms}
+        return {
+            name: _rank_correlation(*(half[ALL_TERMS.index(name)] for half in self.half_shares)) for name in self.terms
+        }
 
     @property
     def _columns_of(self) -> Sequence[str]:

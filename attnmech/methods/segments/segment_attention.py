@@ -6,7 +6,7 @@ Receiver scores after "Thought Anchors" (arXiv 2506.19143).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 import numpy as np
 import pandas as pd
@@ -69,7 +69,7 @@ def segment_attention(
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
     >>> result = am.segment_attention(am.load(), documents(6))
-    >>> result.mass(text=0).shape, result.segments(text=0)[1]
+    >>> result.mass(text=0).shape, result.segments_of(text=0)[1]
     (torch.Size([4, 8, 4, 4]), ' The file is as urgent as the invoice.')
     >>> result.previous.shape
     torch.Size([4, 8])
@@ -180,7 +180,7 @@ class SegmentAttention(SegmentMeans):
     def _reducer(self) -> Reducer:
         return SegmentReducer()
 
-    def merged(self, *others: "SegmentAttention") -> "SegmentAttention":
+    def merged(self, *others: Self) -> Self:
         """The result over several shards of a corpus, as if they had been one run.
 
         Raises `InputError` for shards that share documents or come from two corpora, for results with another model,
@@ -192,7 +192,7 @@ class SegmentAttention(SegmentMeans):
 
     # -- the segments of one text -----------------------------------------------------------------------------
 
-    def segments(self, text: int = 0) -> tuple[str, ...]:
+    def segments_of(self, text: int = 0) -> tuple[str, ...]:
         """Returns the segments of one text as strings."""
         own, tokens = self.starts[self._text(text)], self.tokens[text]
         return tuple("".join(tokens[start:end]) for start, end in pairwise(own))
@@ -235,7 +235,7 @@ class SegmentAttention(SegmentMeans):
         Columns: layer, head, query_segment, key_segment, mass, expected, same_distance, query, key (as text).
         """
         count = whole_number("count", count, least=1)
-        mass, names = self.mass(text), self.segments(text)
+        mass, names = self.mass(text), self.segments_of(text)
         expected, alike = self.expected(text), self.expected(text, by="segments")
         apart = ~torch.eye(len(names), dtype=torch.bool)
         above = (mass - expected).masked_fill(~apart, -torch.inf)
@@ -272,7 +272,7 @@ class SegmentAttention(SegmentMeans):
         if figure is None or figure in self.quantities:
             return super().plot(figure, layer=layer, head=head)
         option("figure", figure, (*FIGURES, *self.quantities))
-        names = segment_labels(self.segments(text))
+        names = segment_labels(self.segments_of(text))
         if figure == "receivers":
             chosen = self._peaked(text) if layer is None or head is None else [self._head(layer, head)]
             scores = self.receivers(text)
@@ -304,7 +304,7 @@ class SegmentAttention(SegmentMeans):
         rows = list(range(len(self.layers))) if layer is None else [self._row(layer)]
         return make(
             self.mass(text)[rows].float().numpy(),
-            [segment.strip() or segment for segment in self.segments(text)],
+            [segment.strip() or segment for segment in self.segments_of(text)],
             layers=[self.layers[row] for row in rows],
             head=index_of("head", head, self.state["mass"].shape[1]),
             sums_to_one=False,
@@ -378,7 +378,9 @@ class SegmentAttention(SegmentMeans):
         """Shows how the segment of the query selected on a page attends to the other segments, in the first text."""
         rows = [self._row(layer) for layer in layers]
         mass, expected = (values[rows].float().numpy() for values in (self.mass(), self.expected()))
-        return segment_section(mass, expected, self.segments(), self.starts[0], tokens=tokens, layers=layers, call=call)
+        return segment_section(
+            mass, expected, self.segments_of(), self.starts[0], tokens=tokens, layers=layers, call=call
+        )
 
     # -- texts, layers and heads ------------------------------------------------------------------------------
 

@@ -230,13 +230,13 @@ def test_means_by_type_and_with_words_of_ones_own() -> None:
     values = drift.by_token("cosine")[2]
     for name in ("function word", "comma", "first token"):
         chosen = torch.tensor([[each == name for each in row] for row in names]) & batch.mask
-        assert float(drift.where(name)["cosine"].mean[2]) == pytest.approx(float(values[chosen].mean()), abs=1e-12)
+        assert float(drift.of_types(name)["cosine"].mean[2]) == pytest.approx(float(values[chosen].mean()), abs=1e-12)
     table = drift.by_type("cosine")
     row = table[(table.layer == 2) & (table.type == "function word")].iloc[0]
-    assert row.cosine == pytest.approx(float(drift.where("function word")["cosine"].mean[2]))
+    assert row.cosine == pytest.approx(float(drift.of_types("function word")["cosine"].mean[2]))
     own = am.residual_drift(model, texts, k=K, function_words=["OLD"])
     assert int(own.by_type("cosine").query("type == 'function word' and layer == 0").tokens.iloc[0]) == 1
-    both = drift.where(["comma", "sentence end"])["cosine"].mean[2]
+    both = drift.of_types(["comma", "sentence end"])["cosine"].mean[2]
     chosen = torch.tensor([[each in ("comma", "sentence end") for each in row] for row in names]) & batch.mask
     assert float(both) == pytest.approx(float(values[chosen].mean()), abs=1e-12)
 
@@ -425,11 +425,11 @@ def test_figures_show_what_was_measured() -> None:
     assert not any("<b>" in trace.name for trace in whole.data)
     corpus = am.residual_drift(model, iter(documents(6)))
     by_type = {trace.name: trace for trace in corpus.plot("cosine").data}
-    assert np.allclose(by_type["content word"].y, corpus.where("content word")["cosine"].mean)
-    _, high = corpus.where("content word")["cosine"].interval()
-    assert np.allclose(by_type["content word"].error_y.array, high - corpus.where("content word")["cosine"].mean)
+    assert np.allclose(by_type["content word"].y, corpus.of_types("content word")["cosine"].mean)
+    _, high = corpus.of_types("content word")["cosine"].interval()
+    assert np.allclose(by_type["content word"].error_y.array, high - corpus.of_types("content word")["cosine"].mean)
     geometric = {trace.name: trace for trace in corpus.plot("rank").data}
-    assert np.allclose(geometric["content word"].y, 10 ** corpus.where("content word")["log_rank"].mean)
+    assert np.allclose(geometric["content word"].y, 10 ** corpus.of_types("content word")["log_rank"].mean)
     assert set(drift.section.figures) == {"drift-cosine", "drift-rank", "drift-churn"}
     values = np.linspace(0, 1, 60)[:, None] * np.array([[0.0, 1.0]])
     figure = lines_by_layer(values, [0, 1], [f"{number} t" for number in range(60)], label="cosine")
@@ -473,7 +473,7 @@ def test_places_that_are_not_there() -> None:
         (lambda: drift.nearest(1, 8), "the text has 8 tokens"),
         (lambda: drift.nearest(0, 1, count=11), "`count`"),
         (lambda: drift["cosines"].mean, "`statistic`"),
-        (lambda: drift.where("verbs")["cosine"].mean, "`types`"),
+        (lambda: drift.of_types("verbs")["cosine"].mean, "`types`"),
         (lambda: drift.plot("dot"), "`figure`"),
         (lambda: drift.verdicts(am.residual_drift(hooked("gpt2"), texts(1), k=K, similarity="dot")), "same layers"),
         (lambda: drift - drift, "cannot be subtracted"),

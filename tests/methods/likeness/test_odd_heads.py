@@ -150,7 +150,7 @@ def test_shards_files_and_pages(tmp_path: Path) -> None:
     assert loaded.to_frame().equals(whole.to_frame()) and loaded.lead == whole.lead and loaded.odd.equals(whole.odd)
     page = whole.write_html(tmp_path / "odd.html").read_text(encoding="utf-8")
     assert "Heads unlike the others" in page and "Long-range attention" in page
-    shown = torch.stack([whole.score(name) for name in STATISTICS]).nan_to_num(0.0)
+    shown = torch.stack([whole.robust_score(name) for name in STATISTICS]).nan_to_num(0.0)
     assert float(whole.plot().data[0].z[1][4]) == pytest.approx(
         float(shown[:, 1, 4][shown[:, 1, 4].abs().argmax()]), abs=1e-9
     )

@@ -109,7 +109,7 @@ def test_tokens_are_those_with_the_extreme_readings() -> None:
     for head in (0, 5):
         W_Q, W_K = (gamma * matrix[head].double() for matrix in (weights.W_Q, weights.W_K))
         u, singular, v = torch.linalg.svd((W_Q - W_Q.mean(dim=0)) @ (W_K - W_K.mean(dim=0)).T)
-        for row in found.directions(2, head).itertuples():
+        for row in found.of_head(2, head).itertuples():
             readings = singular[row.direction] ** 0.5 * (x @ u[:, row.direction]), x @ v[row.direction]
             orders = [
                 [model.position_texts([ids[at] for at in r.argsort().tolist()])[n] for n in (0, -1)] for r in readings

@@ -171,7 +171,7 @@ def naive_shares(
 )
 def test_shares_are_those_of_the_definition(name: str, survives: list[str], rank: int) -> None:
     split = split_of(name, F64, length=6)
-    shares = split.shares(rank)
+    shares = split.shares_at(rank)
     keys, expected = naive_shares(split, rank, survives)
     assert list(shares) == survives
     assert torch.equal(shares.key, keys)
@@ -310,7 +310,7 @@ def test_layers_chosen_at_once_or_afterwards_are_the_same() -> None:
         assert torch.equal(found.residual[[2, 0]], whole.residual[[2, 0]]) and found.residual[1].isnan().all()
         assert torch.equal(found.largest[[2, 0]], whole.largest[[2, 0]]) and found.largest[1].isnan().all()
     assert repr(some) == repr(chosen) and "nan" not in repr(some)
-    assert torch.equal(chosen.shares(1).key, whole.shares(1).key[:, [2, 0]])
+    assert torch.equal(chosen.shares_at(1).key, whole.shares_at(1).key[:, [2, 0]])
 
 
 @pytest.mark.parametrize(("name", "fold_norm"), [("bloom", True), ("llama", False)])
@@ -342,7 +342,7 @@ def test_the_frame_has_a_row_a_head() -> None:
     split = split_of("bloom", layers=[1])
     frame = split.to_frame()
     assert frame[["layer", "head"]].to_numpy().tolist() == [[1, 0], [1, 1], [1, 2]]
-    shares = split.shares(0)
+    shares = split.shares_at(0)
     assert frame.position_share[2] == pytest.approx(float(shares["position"][:, 0, 2].nanmean()))
     assert frame.residual[1] == float(split.residual[1, 1])
 
@@ -460,7 +460,7 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: am.decompose_scores(hooked, ids, layers=[3]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
         (lambda: am.decompose_scores(hooked, ids, layers=[]), "at least one layer"),
         (lambda: split.select([1]), r"one of the layers decomposed, \[0, 2\]; got 1"),
-        (lambda: split.shares(7), r"`rank` must be from 0 to 6 \(0 is the highest score\); got 7"),
+        (lambda: split.shares_at(7), r"`rank` must be from 0 to 6 \(0 is the highest score\); got 7"),
         (lambda: split.contrast(7, 0, 1), "`query` must be from 0 to 6; got 7"),
         (lambda: split.contrast(4, -1, 1), "`key_a` must be from 0 to 6; got -1"),
         (lambda: split.contrast(4, 0, 9), "`key_b` must be from 0 to 6; got 9"),
@@ -486,7 +486,7 @@ def test_one_token_and_one_text() -> None:
     for name in models.FAMILIES:
         split = am.decompose_scores(models.hooked(name), torch.tensor([[5]]))
         assert split.terms["query_key"].shape[-2:] == (1, 1)
-        assert bool(split.shares(0)["query_key"].isnan().all())
+        assert bool(split.shares_at(0)["query_key"].isnan().all())
         assert len(split.to_frame()) == split.residual.numel()
 
 

@@ -160,7 +160,7 @@ def test_a_corpus_is_the_sum_of_its_texts_and_of_its_shards() -> None:
         assert (float(low[layer, head]), float(high[layer, head])) == pytest.approx(ends, abs=1e-9)
 
     halves = [shares_by_hand(splits[odd::2]) for odd in (0, 1)]
-    for half, expected in zip(found.halves, halves, strict=True):
+    for half, expected in zip(found.half_shares, halves, strict=True):
         for place, name in enumerate(ALL_TERMS[:4]):
             np.testing.assert_allclose(half[place].numpy(), expected[name], rtol=0, atol=1e-10)
     assert set(found.agreement) == {"position", "key_bias", "query_key", "query_bias"}
@@ -252,7 +252,7 @@ def test_one_text_has_no_agreement() -> None:
 def test_several_texts_at_once_have_halves_too() -> None:
     model, ids = models.hooked("llama", F64), models.token_ids("llama", 6, 8)
     together, streamed = am.variance_shares(model, ids), am.variance_shares(model, iter([*ids]))
-    for one, other in zip(together.halves, streamed.halves, strict=True):
+    for one, other in zip(together.half_shares, streamed.half_shares, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert together.agreement == pytest.approx(streamed.agreement)
 

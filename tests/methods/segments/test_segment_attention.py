@@ -263,7 +263,7 @@ def test_saved_shown_and_drawn(tmp_path: Path) -> None:
     found = am.segment_attention(models.demo(), documents(6))
     again = am.load_result(found.save(tmp_path / "found.safetensors"))
     torch.testing.assert_close(again.by_lag, found.by_lag, equal_nan=True)
-    assert again.segments(2) == found.segments(2)
+    assert again.segments_of(2) == found.segments_of(2)
     torch.testing.assert_close(again.expected(1), found.expected(1))
     assert found.plot("mass", layer=1, head=2).data[0].z[1][0] == pytest.approx(float(found.mass()[1, 2, 1, 0]))
     for figure in ("earlier_excess", "excess", "per_token", "receivers"):

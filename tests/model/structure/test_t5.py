@@ -112,7 +112,7 @@ def test_contrast_and_shares_of_cross_attention() -> None:
         expected = scores["cross.scores", layer][:, :, 6, 8] - scores["cross.scores", layer][:, :, 6, 2]
         expected[1] = torch.nan  # key 8 of the second text is padding
         torch.testing.assert_close(contrast.total[:, layer], expected, equal_nan=True)
-    assert split.shares(3)["query_key"].shape == (3, 3, 4, 7)
+    assert split.shares_at(3)["query_key"].shape == (3, 3, 4, 7)
     assert len(split.key_tokens[0]) == 9
     assert len(split.tokens[0]) == 7
 
