@@ -347,7 +347,7 @@ def _relations(of: Subject) -> Any:
 
 def _group_attention(of: Subject) -> Any:
     found = am.group_attention(of.model, of.texts, {"nouns": ["keys", "dog", "shell"], "articles": ["the", "a"]})
-    found.plot("nouns", "articles")
+    found.plot("nouns → articles")
     return found
 
 
