@@ -406,7 +406,7 @@ def test_ctrl_c(attnmech: Command, tmp_path: Path, corpus: Path) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "typer", "transformers.models.bloom.modeling_bloom",
+        "attnmech.basics.lazy_names", "typer", "transformers.models.bloom.modeling_bloom",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "transformers.modeling_utils", "plotly")),
     ],
 )  # fmt: skip
@@ -426,6 +426,20 @@ def test_ctrl_c_during_imports(tmp_path: Path, module: str) -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.split(), ended.stdout) == (130, ["interrupted"], "")
     assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_during_the_import_of_the_package_is_the_users(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'attnmech.basics.lazy_names': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "try: import attnmech\n"
+        "except KeyboardInterrupt: print('caught')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("caught\n", "")
 
 
 def assert_stopped(out: Path, said: str, files: set[Path], *, resumes: bool) -> None:

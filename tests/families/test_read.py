@@ -89,7 +89,7 @@ def test_queries_are_scaled_by_position(kind: str) -> None:
     assert model.certificate.ok, repr(model.certificate)
     with torch.no_grad():
         close(model.run(ids).logits, raw(input_ids=ids, use_cache=False).logits, 1e-4)
-    query, plain = (am.decompose_scores(each, ids).parts[layer].query for each in (model, unscaled))
+    query, plain = (am.decompose_scores(one, ids).parts[layer].query for one in (model, unscaled))
     factor = 1 + 0.5 * torch.log1p((torch.arange(40) + (kind == "llama4_text")) // 16)
     close(query, factor[:, None] * plain, 1e-4)
     padded = torch.ones_like(ids)
