@@ -267,17 +267,20 @@ def test_whole_tokens_only(opened: Any) -> None:
 
 
 @pytest.mark.browser
-def test_a_search_does_not_find_the_escapes_of_characters(chromium: Any, tmp_path: Path) -> None:
+def test_a_search_looks_in_the_characters_of_tokens(chromium: Any, tmp_path: Path) -> None:
     view = made_view()
     labels = ["\x00", "<b>", " x00", "\u202e", "\\xff", "u003c", *view.labels[6:]]
+    labels[6:13] = ["5\u00a0kg", "e\u0301te\u0301", "\u200cها", "col·lega", " \\x41", "你[1,2/3]", "de\u00ads"]
     found = {
         "u003c": [5], "x00": [2], "000": [], "202e": [], "ff": [], "<": [1], "⟨0000": [0], "⟨202e⟩": [3], "\\xff": [4],
+        "5\u00a0kg": [6], "\u00e9t\u00e9": [7], "ها": [8], "l·l": [9], "l l": [], "·\\x41": [10],
+        "你": [11], "1,2": [], "00a0": [], "de\u00ads": [12],
     }  # fmt: skip
     with shown(chromium, replace(view, labels=labels), tmp_path) as page:
         for wanted, hits in found.items():
             page.evaluate("wanted => { location.hash = 'search=' + encodeURIComponent(wanted); }", wanted)
             got = of_page(page, "hits()")
-            assert [index for index in got or [] if index < 6] == hits, wanted
+            assert [index for index in got or [] if index < 13] == hits, wanted
             sentence = page.inner_text(".attnmech-embedding > .attnmech-finding")
             assert (got is None) == sentence.startswith("No token matches"), "a search without a hit dims nothing"
 
