@@ -144,7 +144,9 @@ def for_map(means: TextMeans, rows: Sequence[int]) -> dict[str, Any]:
 _UNPAIRED: Final = "; the two are on different texts, so a difference has no interval"
 
 
-def largest_of(result: TextResult, means: TextMeans, *named: Any, **words: Any) -> str:
+def largest_of(
+    result: TextResult, means: TextMeans, *named: Any, no_interval_as: str | None = None, **words: Any
+) -> str:
     """The sentence of `about_largest`; a difference of results on different texts states why it has no interval."""
     unpaired = result.parts is not None and not result.paired
-    return about_largest(means, *named, no_interval_as=_UNPAIRED if unpaired else None, **words)
+    return about_largest(means, *named, no_interval_as=_UNPAIRED if unpaired else no_interval_as, **words)

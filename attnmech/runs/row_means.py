@@ -40,6 +40,8 @@ from .token_types import ROW_CLASSES
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
 """The entries of a state with texts, or groups of texts, as their last axis."""
 
+_UNMATCHED: Final = "the two results put these texts into different groups, so a difference has no interval"
+
 
 def closed(state: State, run: Run) -> State:
     """The state on the CPU: of a corpus, with sums by group of texts instead of sums by text."""
@@ -369,6 +371,8 @@ class RowMeans(WithStatistics, TextResult):
             }
         )
         frame.attrs["intervals"] = interval_note(self._n_groups, self._n_texts - self._n_distinct)
+        if self.parts is not None and self.paired and self._shared_groups() is None:
+            frame.attrs["intervals"] = f"No intervals: {_UNMATCHED}."
         return frame
 
     def _comparable(self) -> dict[str, Any]:
@@ -441,6 +445,7 @@ class RowMeans(WithStatistics, TextResult):
             things="heads",
             what=f"difference of {statistic}",
             group=max(1.0, self._n_distinct / self._n_groups),
+            no_interval_as=f"; {_UNMATCHED}" if self._shared_groups() is None else None,
         )
         return f"{self._opening}on {self._texts}, {largest}."
 
