@@ -350,7 +350,7 @@ class ResidualUpdates(RowMeans):
         )
 
     def __repr__(self) -> str:
-        if self.parts is not None:
+        if self.parts is not None or bool(self.magnitude.isnan().all()):
             return super().__repr__()
         layers, heads = len(self.layers), self.magnitude.shape[1]
         return (
