@@ -543,6 +543,12 @@ def test_print_media_show_every_figure_and_no_bars(chromium: Any, full_page_html
         page.wait_for_selector("html:not(.printing)")
         assert page.is_visible("nav") and page.locator(".attnmech-printing").count() == 0
         assert widths_beyond(page) == [0] * 12
+        for event, is_printing in (
+            ("beforeprint", True),
+            ("afterprint", False),
+        ):  # of browsers without the media's event
+            page.evaluate("event => dispatchEvent(new Event(event))", event)
+            assert page.locator("html.printing").count() == is_printing
 
 
 def test_steppers_stop_at_the_ends_of_their_range(opened: Any) -> None:
