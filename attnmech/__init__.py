@@ -10,12 +10,23 @@ This module has the functions, and the classes that users pass to them. `am.resu
 torch.
 """
 
-from importlib import import_module
-from typing import Any
+import sys
+from os.path import basename
 
-from .basics.lazy_names import from_stub, is_from_import
+try:
+    from importlib import import_module
+    from typing import Any
 
-_load, __dir__, __all__ = from_stub(__name__, __file__)
+    from .basics.lazy_names import from_stub, is_from_import
+
+    _load, __dir__, __all__ = from_stub(__name__, __file__)
+except KeyboardInterrupt:
+    # The command imports its package before it can catch Ctrl-C itself; "-m" is what Python runs at that time.
+    if sys.argv[0] != "-m" and basename(sys.argv[0]).partition(".")[0] != "attnmech":
+        raise
+    sys.stderr.write("\ninterrupted\n")
+    eval("130")  # as in `attnmech.__main__`
+    sys.exit(130)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 import codecs
 import io
 import sys
-from collections import namedtuple
 from typing import Final
 
 _IN_ASCII: Final = {
@@ -40,9 +39,8 @@ def main() -> None:
         sys.stderr.write("\ninterrupted\n")
         sys.exit(130)
     finally:
-        # After Ctrl-C during an `eval`, Python ends by the signal and not with the exit status, unless another follows,
-        # such as that of a named tuple.
-        namedtuple("Last", ())
+        # After Ctrl-C during an `eval`, Python ends by the signal and not with the exit status, unless another follows.
+        eval("130")
 
 
 if __name__ == "__main__":

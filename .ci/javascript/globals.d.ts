@@ -277,6 +277,8 @@ interface EmbeddingData {
   /** What they come from: "text" or "image". */
   unit: string;
   labels: string;
+  /** The characters of each token, in which a search looks. */
+  characters: string;
   text: Packed;
   position: Packed;
   lengths: number[];
@@ -337,6 +339,7 @@ interface EmbeddingState {
 interface EmbeddingTokens {
   count: number;
   labels: string[];
+  characters: string[];
   text: Float32Array;
   position: Float32Array;
   lengths: number[];

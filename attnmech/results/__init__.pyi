@@ -48,4 +48,5 @@ from .mean_qk import MeanQK as MeanQK
 from .quantity import Quantity as Quantity
 from .result import PagedResult as PagedResult
 from .result import Result as Result
+from .table import Table as Table
 from .table import TextResult as TextResult

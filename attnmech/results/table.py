@@ -331,9 +331,20 @@ class TextResult(Table):
         label = super()._label_of(name)
         return label if self.parts is None else f"difference: {label}"
 
+    @property
+    def _unpaired(self) -> str:
+        """Why a difference has no intervals; empty if it has."""
+        unpaired = self.parts is not None and not self.paired
+        return "the two are on different texts, so a difference has no interval" if unpaired else ""
+
+    @property
+    def note(self) -> str:
+        """A note on the intervals, or on why there are none."""
+        return f"No intervals: {self._unpaired}." if self._unpaired else super().note
+
     def _largest(self, name: str, **words: Any) -> str:
-        if self.parts is not None and not self.paired:
-            words["no_interval_as"] = "; the two are on different texts, so a difference has no interval"
+        if why := self._unpaired:
+            words["no_interval_as"] = f"; {why}"
         return super()._largest(name, **words)
 
     @property

@@ -34,6 +34,8 @@ from .token_types import ROW_CLASSES
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
 """The entries of a state with texts, or groups of texts, as their last axis."""
 
+_UNMATCHED: Final = "the two results put these texts into different groups, so a difference has no interval"
+
 
 def closed(state: State, run: Run) -> State:
     """The state on the CPU: of a corpus, with sums by group of texts instead of sums by text."""
@@ -304,6 +306,11 @@ class RowMeans(TextResult):
             )
             for name, statistic in figures.items()
         ]
+
+    @property
+    def _unpaired(self) -> str:
+        unmatched = self.parts is not None and self.paired and self._shared_groups() is None
+        return _UNMATCHED if unmatched else super()._unpaired
 
     def _difference_lead(self, statistic: str) -> str:
         """The sentence about the head at which a statistic differs most."""

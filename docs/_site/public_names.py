@@ -147,7 +147,9 @@ def page_of(title: str, names: tuple[str, ...]) -> str:
             directive = [f".. autoexception:: attnmech.{name}"]
         else:
             directive = [f".. autoclass:: attnmech.{name}", "   :members:", "   :undoc-members:"]
-            directive.append("   :inherited-members: Result, PagedResult, TextResult, ABC, Mapping")
+            directive.append(
+                "   :inherited-members: Result, PagedResult, WithQuantities, Table, TextResult, ABC, Mapping"
+            )
         parts += ["```{eval-rst}", *directive, "```", ""]
         if inspect.isclass(thing) and hasattr(thing, "plot"):
             parts += ["```{figures} " + thing.__name__, "```", ""]
@@ -178,10 +180,17 @@ RESULTS: Final = """# What every result can do
 
 ```{eval-rst}
 .. autoclass:: attnmech.results.Result
-   :members: to_frame, by_head, save
+   :members: by_head, save
 
 .. autoclass:: attnmech.results.PagedResult
    :members: lead, to_html, write_html
+
+.. autoclass:: attnmech.results.Table
+   :members: __getitem__, quantities, to_frame, strongest, plot, interval, simultaneous,
+      clear, clear_size, one_text, agreeing, note
+
+.. autoclass:: attnmech.results.Quantity
+   :members:
 
 .. autoclass:: attnmech.results.TextResult
    :members: __sub__, parts, paired

@@ -27,13 +27,14 @@ from mcp.types import CallToolResult
 from schemas import are_sentences, schema, strict
 
 import attnmech as am
-from attnmech.cli import main as cli
 from attnmech.cli.agents import answers
 from attnmech.cli.agents.allowed import Folders, Models
 from attnmech.cli.agents.server import server_of
 from attnmech.cli.agents.tools import MAX_ANSWER, Tools
 from attnmech.demo.text import documents
 from attnmech.errors import InputError
+
+from .conftest import Command
 
 TEXT = "Anna gave an old anchor to Tom."
 TEXTS = documents(6)
@@ -512,22 +513,22 @@ def test_http_needs_the_token_and_refuses_other_hosts_and_origins(folder: Path) 
     assert f"serving {url}" in said and "the token" not in said
 
 
-def test_http_makes_a_token_of_its_own(folder: Path) -> None:
-    with served() as (url, printed):
-        assert httpx2.get(url).status_code == 401
-        said = printed()
-    token = said.split("token: ")[1].split()[0]
-    assert len(token) >= 32
+def test_http_makes_a_token_of_its_own(attnmech: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    served_with: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        "attnmech.cli.agents.server.serve_http", lambda tools, port, token: served_with.append((port, token))
+    )
+    monkeypatch.delenv("ATTNMECH_MCP_TOKEN", raising=False)
+    said = attnmech("mcp", "--http", 8123).err
+    ((port, token),) = served_with
+    assert port == 8123 and len(token) >= 32 and f"token: {token}" in said
 
 
 def test_without_the_package_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    attnmech: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("attnmech.cli.agents.")]:
         if name.endswith((".server", ".tools", ".answers", ".arguments")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.setattr(sys, "argv", ["attnmech", "mcp"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert 'pip install "attnmech[mcp]"' in capsys.readouterr().err
+    assert 'pip install "attnmech[mcp]"' in attnmech("mcp").err

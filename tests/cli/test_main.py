@@ -406,7 +406,7 @@ def test_ctrl_c(attnmech: Command, tmp_path: Path, corpus: Path) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "typer", "transformers.models.bloom.modeling_bloom",
+        "attnmech.basics.lazy_names", "typer", "transformers.models.bloom.modeling_bloom",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "transformers.modeling_utils", "plotly")),
     ],
 )  # fmt: skip
@@ -426,6 +426,20 @@ def test_ctrl_c_during_imports(tmp_path: Path, module: str) -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.split(), ended.stdout) == (130, ["interrupted"], "")
     assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_during_the_import_of_the_package_is_the_users(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'attnmech.basics.lazy_names': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "try: import attnmech\n"
+        "except KeyboardInterrupt: print('caught')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("caught\n", "")
 
 
 def assert_stopped(out: Path, said: str, files: set[Path], *, resumes: bool) -> None:
@@ -459,9 +473,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 HELP = """
 import sys
 from attnmech.cli import main as cli
-sys.argv = ['attnmech', '--help']
-try: cli.main()
-except SystemExit: pass
+for option in ('--help', '--version'):
+    sys.argv = ['attnmech', option]
+    try: cli.main()
+    except SystemExit as ended: assert not ended.code
 assert not {'torch', 'transformers', 'transformer_lens', 'plotly'} & set(sys.modules)
 """
 
@@ -472,7 +487,6 @@ def test_the_installed_command_runs(tmp_path: Path) -> None:
     command = str(Path(sys.executable).with_name("attnmech"))
     for arguments in (
         [sys.executable, "-c", REPORTS, command, "report", "--text", "Anna sang."],
-        [command, "--version"],
         [sys.executable, "-c", HELP],
     ):
         done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,9 +1,8 @@
 """Tables and sentences in terminals of any width and any encoding, and in pipes."""
 
+import io
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ import pandas as pd
 import pytest
 from rich.cells import cell_len
 
+from attnmech.__main__ import main
 from attnmech.cli import terminal
 
 WIDE: Final = pd.DataFrame(
@@ -52,22 +52,19 @@ def test_a_pipe_gets_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(text in captured.get() for text in ("number 7", "previous token, induction, first token", "次" * 20))
 
 
-def test_a_terminal_without_unicode(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "attnmech",
-        "ablate",
-        "--text",
-        "Anna sang of shells.",
-        "--out",
-        str(tmp_path / "heads.csv"),
-    ]
-    for more in ((), ("--overwrite", "--json")):
-        printed = subprocess.run(
-            [*command, *more], capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
-        ).stdout.decode("ascii")
-        if more:
-            assert "4 layers × 8 heads" in json.loads(printed)["model"]
-        else:
-            assert "4 layers x 8 heads" in printed and re.search(r"\s-\d", printed) and "?" not in printed
+def test_a_terminal_without_unicode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["attnmech", "ablate", "--text", "Anna sang of shells.", "--out", str(tmp_path / "heads.csv")]
+
+    def printed(*more: str) -> str:
+        written = io.BytesIO()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "argv", [*command, *more])
+            patched.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert not ended.value.code
+            return written.getvalue().decode("ascii")
+
+    table = printed()
+    assert "4 layers x 8 heads" in table and re.search(r"\s-\d", table) and "?" not in table
+    assert "4 layers × 8 heads" in json.loads(printed("--overwrite", "--json"))["model"]

@@ -1,5 +1,6 @@
 """`draw.attention` shows the patterns of a TransformerLens cache, a mapping or a run in the same way."""
 
+import functools
 import json
 from typing import Any
 
@@ -14,10 +15,17 @@ import attnmech as am
 from attnmech.draw.embed import View
 
 
-def bridge_of(name: str) -> Any:
-    model = models.fresh(name)
+@functools.cache
+def runs_of(name: str) -> tuple[Any, am.results.Activations]:
+    """The cache of a bridge, and the run of the same bridge."""
+    model, ids = models.fresh(name), models.token_ids(name)
     model.set_attn_implementation("eager")
-    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
+    bridge: Any = build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
+    if name == "gpt_neox":
+        bridge.enable_compatibility_mode(disable_warnings=True)
+    with torch.no_grad():
+        _, cached = bridge.run_with_cache(ids)
+    return cached, am.load(bridge).run(ids, points=["pattern"])
 
 
 def data(view: View) -> Any:
@@ -29,14 +37,9 @@ def data(view: View) -> Any:
     "selection", [{"layer": 1}, {"layer": 1, "head": 2}, {}, {"layer": 0, "head": 1, "view": "sentence"}], ids=str
 )
 def test_a_bridge_s_cache_is_shown_as_a_run(name: str, selection: dict[str, Any]) -> None:
-    bridge, ids = bridge_of(name), models.token_ids(name)
-    if name == "gpt_neox":
-        bridge.enable_compatibility_mode(disable_warnings=True)
-    with torch.no_grad():
-        _, cache = bridge.run_with_cache(ids)
-    acts = am.load(bridge).run(ids, points=["pattern"])
+    cached, acts = runs_of(name)
     tokens = list(acts.tokens[1])
-    theirs = am.draw.attention(cache, tokens, text=1, **selection)
+    theirs = am.draw.attention(cached, tokens, text=1, **selection)
     for ours in (acts.show("pattern", text=1, **selection), am.draw.attention(acts, text=1, **selection)):
         assert (theirs.kind, theirs.title) == (ours.kind, ours.title)
         assert data(theirs).keys() == data(ours).keys()

@@ -49,6 +49,26 @@ def test_a_notebook_carries_a_script_once(notebook: SimpleNamespace) -> None:
     notebook.cell, notebook.execution_count = "two", 2
     assert carried(some_view()._repr_html_()) == []
     assert carried(plotly_view(go.Figure())._repr_html_()) == ["plotly"]
+    notebook.cell, notebook.execution_count = "one", 3  # the cell that carries it runs again
+    assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
+    assert carried(some_view()._repr_html_()) == []
+
+
+def test_where_cells_have_no_names_the_first_output_carries(
+    notebook: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook.cell = None
+    assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
+    notebook.execution_count = 2
+    assert carried(some_view()._repr_html_()) == []
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace())  # where outputs do not see each other
+    for _ in range(2):
+        assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
+
+
+def test_outside_a_notebook_everything_is_carried() -> None:
+    for _ in range(2):
+        assert carried(in_notebook([some_view(), some_view()])) == ["attnmech", "circuitsvis"]
 
 
 def test_a_saved_figure_is_called_as_its_heading_says(chromium: Any, tmp_path: Path) -> None:
@@ -62,35 +82,6 @@ def test_a_saved_figure_is_called_as_its_heading_says(chromium: Any, tmp_path: P
         assert download.value.suggested_filename == "Figure_8_b_Orientation_b_layer_2.svg"
         picture = Path(download.value.path()).read_text("utf-8")
     assert "Figure 8. &lt;b&gt;Orientation&lt;/b&gt; / ../layer 2</text>" in picture
-
-
-def test_a_cell_that_runs_again_carries_its_scripts_again(notebook: SimpleNamespace) -> None:
-    some_view()._repr_html_()
-    notebook.cell, notebook.execution_count = "two", 2
-    some_view()._repr_html_()
-    notebook.cell, notebook.execution_count = "one", 3
-    assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
-    assert carried(some_view()._repr_html_()) == []
-
-
-def test_where_cells_have_no_names_the_first_output_carries(notebook: SimpleNamespace) -> None:
-    notebook.cell = None
-    assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
-    notebook.execution_count = 2
-    assert carried(some_view()._repr_html_()) == []
-
-
-def test_outputs_that_do_not_see_each_other_carry_everything(
-    notebook: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace())
-    for _ in range(2):
-        assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
-
-
-def test_outside_a_notebook_everything_is_carried() -> None:
-    for _ in range(2):
-        assert carried(in_notebook([some_view(), some_view()])) == ["attnmech", "circuitsvis"]
 
 
 def test_a_page_carries_each_script_once() -> None:

@@ -41,8 +41,9 @@ def naive_mean_distance(points: np.ndarray) -> float:
 # ---- what is carried ----------------------------------------------------------------------------------------------
 
 
-def test_positions_come_back_within_a_65535th_of_the_range() -> None:
-    view = made_view()
+def test_positions_come_back_within_a_65535th_of_the_range_with_their_mean_distances() -> None:
+    """All axes of a head have one scale."""
+    view, half = made_view(), len(made_view().labels)
     carried = embedding_view(view).data["projections"]
     assert {name: each["dims"] for name, each in carried.items()} == {"pca": 3, "tsne": 2}
     for name, each in carried.items():
@@ -51,24 +52,10 @@ def test_positions_come_back_within_a_65535th_of_the_range() -> None:
         extent = (given.max(axis=1) - given.min(axis=1)).max(axis=-1)
         assert (np.abs(back - given).max(axis=(1, 2)) <= extent / 65535).all()
         assert (np.abs(back - given).max(axis=(1, 2)) > 0).all()
-
-
-def test_all_axes_of_a_head_have_one_scale() -> None:
-    view = made_view()
-    packed = embedding_view(view).data["projections"]["pca"]["points"]
-    for head, low, step in zip(view.heads, packed["low"], packed["step"], strict=True):
-        extent = np.ptp(head.points["pca"].astype(float), axis=0).max()
-        assert low == pytest.approx(-extent / 2)
-        assert step == pytest.approx(extent / 65534)
-
-
-def test_mean_distances_are_those_of_queries_and_of_keys() -> None:
-    view = made_view()
-    for name, each in embedding_view(view).data["projections"].items():
-        for head, (queries, keys) in zip(view.heads, each["spread"], strict=True):
-            half = len(view.labels)
-            assert queries == pytest.approx(naive_mean_distance(head.points[name][:half]), rel=1e-5)
-            assert keys == pytest.approx(naive_mean_distance(head.points[name][half:]), rel=1e-5)
+        np.testing.assert_allclose(each["points"]["low"], -extent / 2)
+        np.testing.assert_allclose(each["points"]["step"], extent / 65534)
+        apart = [[naive_mean_distance(points[:half]), naive_mean_distance(points[half:])] for points in given]
+        np.testing.assert_allclose(each["spread"], apart, rtol=1e-5)
 
 
 def test_of_many_points_a_thousand_are_compared() -> None:
@@ -236,6 +223,11 @@ def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path
 @pytest.mark.browser
 def test_a_search_sorts_heads_by_the_spread_of_its_hits(opened: Any) -> None:
     view = made_view()
+    search(opened, "the")
+    assert of_page(opened, "hits()") == [index for index, label in enumerate(view.labels) if "the" in label]
+    opened.get_by_label("whole token").check()
+    assert of_page(opened, "hits()") == [index for index, label in enumerate(view.labels) if label == " the"]
+    opened.get_by_label("whole token").uncheck()
     search(opened, SPREAD_SEARCH)
     opened.get_by_label("sort heads by the distance between hits").check()
     hits = [index for index, label in enumerate(view.labels) if SPREAD_SEARCH in visible_token(label).lower()]
@@ -258,26 +250,20 @@ def test_a_search_sorts_heads_by_the_spread_of_its_hits(opened: Any) -> None:
 
 
 @pytest.mark.browser
-def test_whole_tokens_only(opened: Any) -> None:
-    search(opened, "the")
-    labels = made_view().labels
-    assert of_page(opened, "hits()") == [index for index, label in enumerate(labels) if "the" in label]
-    opened.get_by_label("whole token").check()
-    assert of_page(opened, "hits()") == [index for index, label in enumerate(labels) if label == " the"]
-
-
-@pytest.mark.browser
-def test_a_search_does_not_find_the_escapes_of_characters(chromium: Any, tmp_path: Path) -> None:
+def test_a_search_looks_in_the_characters_of_tokens(chromium: Any, tmp_path: Path) -> None:
     view = made_view()
     labels = ["\x00", "<b>", " x00", "\u202e", "\\xff", "u003c", *view.labels[6:]]
+    labels[6:13] = ["5\u00a0kg", "e\u0301te\u0301", "\u200cها", "col·lega", " \\x41", "你[1,2/3]", "de\u00ads"]
     found = {
         "u003c": [5], "x00": [2], "000": [], "202e": [], "ff": [], "<": [1], "⟨0000": [0], "⟨202e⟩": [3], "\\xff": [4],
+        "5\u00a0kg": [6], "\u00e9t\u00e9": [7], "ها": [8], "l·l": [9], "l l": [], "·\\x41": [10],
+        "你": [11], "1,2": [], "00a0": [], "de\u00ads": [12],
     }  # fmt: skip
     with shown(chromium, replace(view, labels=labels), tmp_path) as page:
         for wanted, hits in found.items():
             page.evaluate("wanted => { location.hash = 'search=' + encodeURIComponent(wanted); }", wanted)
             got = of_page(page, "hits()")
-            assert [index for index in got or [] if index < 6] == hits, wanted
+            assert [index for index in got or [] if index < 13] == hits, wanted
             sentence = page.inner_text(".attnmech-embedding > .attnmech-finding")
             assert (got is None) == sentence.startswith("No token matches"), "a search without a hit dims nothing"
 
@@ -527,14 +513,20 @@ def test_dots_have_the_colours_of_the_legend(opened: Any, scheme: str) -> None:
 
 
 @pytest.mark.browser
-def test_a_phone_needs_no_sideways_scrolling(chromium: Any, tmp_path: Path) -> None:
-    view = made_view(layers=2, heads=12)
+def test_the_view_fits_a_phone_a_wide_screen_and_paper(chromium: Any, tmp_path: Path) -> None:
+    view = made_view(layers=9, heads=12)
     with shown(chromium, view, tmp_path, width=390, height=844, address="#layer=0&head=1&search=dog&point=2") as page:
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        page.set_viewport_size({"width": 1000, "height": 700})
+        page.set_viewport_size({"width": 1000, "height": 500})
         page.wait_for_timeout(300)
         assert of_page(page, "plot.about()")["width"] > 390
+        page.emulate_media(media="print")
+        page.wait_for_timeout(300)
+        box = page.locator(".attnmech-embedding-matrix")
+        assert box.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
+        canvas = box.evaluate("box => box.querySelector('canvas').clientHeight")
+        assert canvas >= 9 * of_page(page, "matrix.about()")["side"]
 
 
 @pytest.mark.browser
@@ -561,17 +553,6 @@ def test_patches_show_their_picture_and_colours(chromium: Any, tmp_path: Path) -
         box = picture.bounding_box()
         picture.click(position={"x": box["width"] * 3.5 / 5, "y": box["height"] * 2.5 / 4})
         assert of_page(page, "state().point") == 1 + 2 * 5 + 3
-
-
-@pytest.mark.browser
-def test_everything_is_printed(chromium: Any, tmp_path: Path) -> None:
-    with shown(chromium, made_view(layers=9), tmp_path, height=500) as page:
-        page.emulate_media(media="print")
-        page.wait_for_timeout(300)
-        box = page.locator(".attnmech-embedding-matrix")
-        assert box.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
-        canvas = box.evaluate("box => box.querySelector('canvas').clientHeight")
-        assert canvas >= 9 * of_page(page, "matrix.about()")["side"]
 
 
 @pytest.mark.browser

@@ -114,22 +114,19 @@ def test_only_the_number_with_intervals_shows_them(focus: FocusNumbers) -> None:
     assert lines(rank_lines_of(focus, "self_top"))[0].customdata[0][2] == ""
 
 
-def test_labels_of_other_layers_and_unknown_heads_are_refused(values: np.ndarray) -> None:
-    with pytest.raises(InputError, match="one label for each of the 5 layers; got 2"):
-        rank_lines(values, (0, 1), quantity="q")
-    with pytest.raises(InputError, match=r"one of the layers \[3, 4, 7, 9, 12\]; got 2"):
-        rank_lines(values, LAYERS, quantity="q", chosen=(2, 0))
-    with pytest.raises(InputError, match="`head` must be from 0 to 3"):
-        rank_lines(values, LAYERS, quantity="q", chosen=(3, 4))
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_intervals_of_other_layers_are_refused(focus: FocusNumbers) -> None:
     with pytest.raises(InputError, match=r"`high\['first_top'\]` must have the shape \(4, 3\) .* got \(2, 3\)"):
         replace(focus, high={"first_top": focus.first_top[:2]})
 
 
-def test_views_of_wrong_shape_or_range_are_refused(focus: FocusNumbers) -> None:
+def test_what_does_not_fit_is_refused(focus: FocusNumbers, values: np.ndarray) -> None:
+    with pytest.raises(InputError, match="one label for each of the 5 layers; got 2"):
+        rank_lines(values, (0, 1), quantity="q")
+    with pytest.raises(InputError, match=r"one of the layers \[3, 4, 7, 9, 12\]; got 2"):
+        rank_lines(values, LAYERS, quantity="q", chosen=(2, 0))
+    with pytest.raises(InputError, match="`head` must be from 0 to 3"):
+        rank_lines(values, LAYERS, quantity="q", chosen=(3, 4))
     with pytest.raises(InputError, match=r"`self_top` must have the shape \(3, 3\) .* got \(4, 3\)"):
         replace(focus, layers=(0, 2, 5))
     with pytest.raises(InputError, match=r"`concentration` must lie between 0 and 1.*got 37"):

@@ -36,6 +36,7 @@ def test_keys_stand_by_probability_and_hidden_ones_not_at_all() -> None:
     assert by_meta(figure)["probability"].x.tolist() == [0.4, 0.3, 0.1, 0.0002]
     assert list(by_meta(figure)["probability"].text) == ["0.400", "0.300", "0.100", "&lt;0.001"]
     assert figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1]
+    assert "img" in figure.to_json() and not any(tag in figure.to_json() for tag in ("<img", "u003cimg"))
 
 
 def test_the_bars_of_a_row_add_up_to_its_mark() -> None:
@@ -78,12 +79,6 @@ def test_grey_terms_differ_by_their_hatches() -> None:
     looks = {(traces[name].marker.color, traces[name].marker.pattern.shape) for name in rest}
     assert len(looks) == 3
     assert traces["query_bias"].name == term_style("query_bias").label == "query bias"
-
-
-def test_tokens_are_text() -> None:
-    written = ledger().to_json()
-    assert "img" in written
-    assert not any(tag in written for tag in ("<img", "u003cimg"))
 
 
 @pytest.mark.parametrize(

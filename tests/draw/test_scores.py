@@ -8,7 +8,6 @@ import pytest
 from attnmech.draw.attention_maps import attention_map, highest_key
 from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.style import MARKS, TERMS
-from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
 from attnmech.methods.scores.figures import key_terms, score_shares, share_bars, share_triangle
 
@@ -30,9 +29,10 @@ def by_meta(figure: Any) -> dict[str, Any]:
 
 
 def test_the_map_holds_the_scores_and_leaves_hidden_cells_blank() -> None:
-    heatmap = by_meta(attention_map(SCORES, TOKENS))["scores"]
+    figure = attention_map(SCORES, TOKENS)
+    heatmap = by_meta(figure)["scores"]
     np.testing.assert_array_equal(heatmap.z, SCORES)
-    assert list(heatmap.x) == list(heatmap.y) == LABELS
+    assert list(heatmap.x) == list(heatmap.y) == list(figure.layout.xaxis.categoryarray) == LABELS
 
 
 def test_each_row_with_a_choice_is_marked_once() -> None:
@@ -43,6 +43,7 @@ def test_each_row_with_a_choice_is_marked_once() -> None:
         "first": [("2 ·it", "0 What")],
         "other": [("3 ·do", "1 ·does")],
     }
+    assert len({style.colour for style in MARKS.values()}) == len({style.symbol for style in MARKS.values()}) == 3
 
 
 def test_marks_agree_with_a_loop_over_rows(view: ScoreNumbers) -> None:
@@ -55,10 +56,6 @@ def test_row_0_of_a_bidirectional_model_has_a_choice_and_counts_itself_before_th
     traces = by_meta(attention_map(np.array([[2.0, 1.0], [0.0, 1.0]]), ["a", "b"]))
     assert list(traces["self"].y) == ["0 a", "1 b"]
     assert list(traces["first"].y) == []
-
-
-def test_marks_differ_in_colour_and_shape() -> None:
-    assert len({style.colour for style in MARKS.values()}) == len({style.symbol for style in MARKS.values()}) == 3
 
 
 def test_the_frame_is_drawn_around_the_row_asked_for() -> None:
@@ -113,12 +110,8 @@ def test_key_terms_are_shown_minus_their_mean() -> None:
     traces = by_meta(key_terms(terms, TOKENS))
     assert traces["position"].y.tolist() == [-2, -1, 0, 3]
     assert traces["key_bias"].y.tolist() == [-1, -1, -1, 3]
-
-
-def test_without_key_terms_the_figure_says_so() -> None:
-    figure = key_terms({}, TOKENS)
-    assert not figure.data
-    assert "depends on the key alone" in figure.layout.annotations[0].text
+    without = key_terms({}, TOKENS)
+    assert not without.data and "depends on the key alone" in without.layout.annotations[0].text
 
 
 def test_every_figure_escapes_the_tokens(view: ScoreNumbers) -> None:
@@ -135,24 +128,14 @@ def test_every_figure_escapes_the_tokens(view: ScoreNumbers) -> None:
         assert "img" in written
 
 
-def test_labels_stand_for_the_tokens_of_the_axis(view: ScoreNumbers) -> None:
-    assert list(attention_map(view.scores[0, 0], view.tokens).layout.xaxis.categoryarray) == token_labels(view.tokens)
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
+def test_tokens_of_another_text_and_shares_of_no_term_are_refused() -> None:
+    for draw in (
         lambda: attention_map(SCORES, TOKENS[:3]),
         lambda: share_triangle(SHARES, KEYS, TOKENS[:3]),
         lambda: share_bars(SHARES, KEYS, TOKENS[:3]),
         lambda: key_terms({"position": np.zeros(4)}, TOKENS[:3]),
-    ],
-)
-def test_tokens_of_another_text_are_refused(draw: Any) -> None:
-    with pytest.raises(InputError, match="one entry for each of the 3 tokens; got 4"):
-        draw()
-
-
-def test_shares_of_no_term_are_refused() -> None:
+    ):
+        with pytest.raises(InputError, match="one entry for each of the 3 tokens; got 4"):
+            draw()
     with pytest.raises(InputError, match="at least one term"):
         share_bars({}, KEYS, TOKENS)

@@ -75,7 +75,7 @@ def inked(page: Any) -> int:
 
 
 @pytest.mark.browser
-def test_lines_are_those_of_the_chosen_head(shown: Callable[[View], Any]) -> None:
+def test_lines_are_those_of_the_chosen_head_and_of_at_least_the_chosen_weight(shown: Callable[[View], Any]) -> None:
     pattern = causal()
     page = shown(sentence_view(pattern, TOKENS, layers=[2, 5]))
     for layer, head in ((0, 0), (0, 2), (1, 1)):
@@ -89,6 +89,14 @@ def test_lines_are_those_of_the_chosen_head(shown: Callable[[View], Any]) -> Non
         sentence = f"L{[2, 5][layer]}H{head}: {count} lines of at least 2.0\u00a0%, carrying {share:.1f}\u00a0% of"
         assert finding(page).startswith(sentence)
     assert inked(page) > 1000
+    page.get_by_label("Minimum weight shown").press("End")
+    assert cells(page) == {(query, key) for query, key in np.argwhere(pattern[1, 1] >= 0.5).tolist()}
+    assert "lines of at least 50.0\u00a0%" in finding(page)
+    page.get_by_label("Minimum weight shown").press("Home")
+    page.evaluate("document.getElementById('figure-0').control.choose({layer: 1, head: 2, query: 4})")
+    np.testing.assert_allclose(weights(page)[0], pattern[1, 2], rtol=1e-4)
+    assert selector(page, "Layer").input_value() == "5"
+    assert {query for query, _ in cells(page)} == {4}
 
 
 @pytest.mark.browser
@@ -236,7 +244,8 @@ def test_pointing_and_pinning(shown: Callable[[View], Any]) -> None:
 
 @pytest.mark.browser
 def test_the_keyboard_goes_through_the_tokens(shown: Callable[[View], Any]) -> None:
-    page = shown(sentence_view(causal(), TOKENS, layers=[2, 5]))
+    page = shown(sentence_view(causal(), TOKENS, layers=[2, 5], title=TOKENS[0]))
+    assert page.locator(".attnmech-sentence-query bdi").all_inner_texts() == [visible_token(token) for token in TOKENS]
     page.get_by_label("Minimum weight shown").focus()
     page.keyboard.press("Tab")  # the scrolling box may be a tab stop itself
     if page.evaluate("document.activeElement.tagName") != "BUTTON":
@@ -253,25 +262,8 @@ def test_the_keyboard_goes_through_the_tokens(shown: Callable[[View], Any]) -> N
     assert page.evaluate("document.activeElement.parentElement.getAttribute('aria-label')") == "key tokens"
     page.keyboard.press("Escape")
     assert pressed.count() == 0
-
-
-@pytest.mark.browser
-def test_the_least_weight_is_a_threshold(shown: Callable[[View], Any]) -> None:
-    pattern = causal()
-    page = shown(sentence_view(pattern, TOKENS, layers=[2, 5]))
-    page.get_by_label("Minimum weight shown").press("End")
-    assert cells(page) == {(query, key) for query, key in np.argwhere(pattern[0, 0] >= 0.5).tolist()}
-    assert "lines of at least 50.0\u00a0%" in finding(page)
-
-
-@pytest.mark.browser
-def test_the_page_around_it_chooses(shown: Callable[[View], Any]) -> None:
-    pattern = causal()
-    page = shown(sentence_view(pattern, TOKENS, layers=[2, 5]))
-    page.evaluate("document.getElementById('figure-0').control.choose({layer: 1, head: 2, query: 4})")
-    np.testing.assert_allclose(weights(page)[0], pattern[1, 2], rtol=1e-4)
-    assert selector(page, "Layer").input_value() == "5"
-    assert {query for query, _ in cells(page)} == {4}
+    assert page.locator(".attnmech img, .attnmech a, .attnmech script").count() == 0
+    assert page.evaluate("window.owned") is None
 
 
 @pytest.mark.browser
@@ -302,15 +294,6 @@ def test_cross_attention_with_other_keys(shown: Callable[[View], Any]) -> None:
     page.get_by_label("hide the first token").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0]), rtol=1e-4)
     assert page.locator(".attnmech-sentence-blank").count() == 0
-
-
-@pytest.mark.browser
-def test_hostile_tokens_are_text(shown: Callable[[View], Any]) -> None:
-    page = shown(sentence_view(causal(), TOKENS, layers=[2, 5], title=TOKENS[0]))
-    assert page.locator(".attnmech-sentence-query bdi").all_inner_texts() == [visible_token(token) for token in TOKENS]
-    page.click(".attnmech-sentence-query button >> nth=2")
-    assert page.locator(".attnmech img, .attnmech a, .attnmech script").count() == 0
-    assert page.evaluate("window.owned") is None
 
 
 @pytest.mark.browser

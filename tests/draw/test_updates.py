@@ -59,21 +59,11 @@ def test_a_histogram_stands_on_its_head_scaled_to_its_fullest_bin() -> None:
         counts = np.array([count for count, _, _ in trace.customdata])
         np.testing.assert_allclose(head - trace.y, 0.9 * counts / counts.max())
         assert trace.y[0] == trace.y[-1] == head  # an empty bin at either end closes the outline
-
-
-def test_zeros_and_undefined_numbers_are_left_out_of_histograms() -> None:
-    counts = [
-        sum(count for count, _, _ in trace.customdata) for trace in magnitude_histograms(MAGNITUDE, side="query").data
-    ]
-    assert counts == [3, 3]
+    defined = magnitude_histograms(MAGNITUDE, side="query", head=1).data
+    assert [sum(count for count, _, _ in trace.customdata) for trace in defined] == [3, 3]
+    assert [trace.opacity for trace in defined] == [FADED, 1]
     (empty,) = magnitude_histograms(np.array([[0.0, NAN]]), side="query").data
-    assert len(empty.x) == len(empty.y) == 0
-
-
-def test_the_chosen_head_stands_out() -> None:
-    opacities = [trace.opacity for trace in orientation_histograms(ORIENTATION, side="query", head=1).data]
-    assert opacities == [FADED, 1]
-    assert [trace.opacity for trace in orientation_histograms(ORIENTATION, side="query").data] == [1, 1]
+    assert len(empty.x) == len(empty.y) == 0 and empty.opacity == 1
 
 
 def test_points_stand_at_their_numbers_by_where_the_head_attends() -> None:
@@ -86,28 +76,20 @@ def test_points_stand_at_their_numbers_by_where_the_head_attends() -> None:
     }
 
 
-def test_positions_hold_every_defined_magnitude() -> None:
-    traces = by_meta(magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="target"))
+def test_positions_hold_every_defined_magnitude_and_the_chosen_head_has_traces_of_its_own() -> None:
+    figure = magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="query", head=1)
+    traces = by_meta(figure)
     assert {name: points(traces[f"all {name}"]) for name in (*MARKS, "none")} == {
         "self": [(1, 0.2), (3, 0.04)],
         "first": [(2, 0.3), (1, 0.02)],
         "other": [],
         "none": [(0, 0.1), (0, 0.01)],
     }
-
-
-def test_the_chosen_head_has_traces_of_its_own() -> None:
-    traces = by_meta(magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="query", head=1))
-    assert points(traces["chosen first"]) == [(1, 0.02)]
-    assert points(traces["all first"]) == [(2, 0.3), (1, 0.02)]
-    assert traces["chosen self"].marker.size > traces["all self"].marker.size
-    assert list(traces).index("all none") < list(traces).index("chosen self")  # the selected head's points are on top
-
-
-def test_every_mark_has_its_place_in_the_legend() -> None:
-    figure = magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="query", head=1)
     shown = [trace.name for trace in figure.data if trace.showlegend]
     assert shown == ["itself", "the first token", "another token", "one visible key"]
+    assert points(traces["chosen first"]) == [(1, 0.02)]
+    assert traces["chosen self"].marker.size > traces["all self"].marker.size
+    assert list(traces).index("all none") < list(traces).index("chosen self")  # the selected head's points are on top
 
 
 def test_hover_boxes_name_head_query_and_key() -> None:

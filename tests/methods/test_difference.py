@@ -234,6 +234,8 @@ def test_groups_of_two_tokenizers_are_paired_only_if_they_hold_the_same_texts(lo
     other = replace(other, provenance=replace(other.provenance, options=options))
     assert (one - other).interval("entropy") is None or bool((one - other).interval("entropy")[0].isnan().all())
     assert bool((one - one).interval("entropy")[0].isfinite().all())
+    why = "the two results put these texts into different groups, so a difference has no interval"
+    assert (one - other).lead.endswith(f"; {why}.") and why in (one - other).to_frame().attrs["intervals"]
 
 
 def test_rows_and_other_facts_of_a_difference() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import attnmech as am
+from attnmech.errors import CertificateError
+from attnmech.model.files.load import UnprovenWarning
 
 HALF = (torch.float16, torch.bfloat16)
 NAMES = ("gpt2", "qwen3", "bert")
@@ -74,3 +76,24 @@ def test_scores_beyond_the_type_are_exact(dtype: torch.dtype) -> None:
         entropy = -(pattern * pattern.clamp_min(1e-300).log()).sum(dim=-1)[:, :, 1:].mean(dim=(0, 2))
         assert torch.allclose(focus.entropy[layer].double(), entropy, atol=2e-2)
     assert float(acts["scores", 0].abs().where(acts["scores", 0] > -1e30, 0).max()) > 65_504
+
+
+def test_a_model_whose_scores_overflow_is_told_so() -> None:
+    model = models.fresh("llama")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                weight.mul_(300.0)
+    ids = models.token_ids("llama", batch=1, length=6)
+    with pytest.warns(UnprovenWarning, match="exceed 65,504, the largest number of float16; load the model with"):
+        hooked = am.load(model, dtype=torch.float16)
+    with pytest.raises(CertificateError, match="exceed 65,504"):
+        hooked.run(ids, points=["pattern"])
+    scores, wide = (
+        one.run(ids, points=["scores"])["scores", 0] for one in (hooked, am.load(model.float(), dtype=torch.float32))
+    )
+    seen = torch.ones(6, 6, dtype=torch.bool).tril()
+    assert float(wide[..., seen].abs().max()) > 65_504
+    torch.testing.assert_close(
+        scores[..., seen], wide[..., seen], rtol=2e-2, atol=1e-2 * float(wide[..., seen].abs().max())
+    )

@@ -12,9 +12,10 @@ import torch
 from browser import opening
 from tokenizers import pre_tokenizers
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import attnmech as am
-from attnmech.cli import main as cli
+from attnmech.cli.main import app
 from attnmech.draw.numbers import row_sentences
 from attnmech.draw.style import marks_of
 from attnmech.errors import InputError
@@ -291,15 +292,12 @@ def test_a_head_of_cross_attention_is_ablated_by_a_template() -> None:
         am.ablate_heads(model, given, method=am.Intervention.zero("all", stack="encoder"), metric=likelihood)
 
 
-def test_the_command_line_takes_two_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_line_takes_two_texts(tmp_path: Path) -> None:
     folder, page = tmp_path / "model", tmp_path / "page.html"
     models.fresh("t5").save_pretrained(folder)
     t5().tokenizer.save_pretrained(folder)
-    words = ["attnmech", "report", "--model", folder, "--text", SOURCE, "--target-text", TARGET, "--out", page]
-    monkeypatch.setattr("sys.argv", [str(word) for word in words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
+    command = ["report", "--model", str(folder), "--text", SOURCE, "--target-text", TARGET, "--out", str(page)]
+    assert CliRunner().invoke(app, command).exit_code == 0
     html = page.read_text("utf-8")
     assert [f'data-stack="{name}"' in html for name in ("encoder", "decoder", "cross")] == [True] * 3
     assert all(each not in html for each in HOSTILE)

@@ -87,11 +87,8 @@ def test_the_finding_at_the_top_is_the_largest_effect_whose_size_is_clear(
     assert second.place == report.types.example
     assert third.sentence.startswith("On this text, ")
     assert first.sentence in report.to_html()
-
-
-def test_the_page_begins_at_the_head_of_its_finding(report: am.results.Report, facts: TextHeads) -> None:
     start = report._page().start
-    assert start is not None and start[:2] == facts.headlines[0].place
+    assert start is not None and start[:2] == first.place
 
 
 def test_a_card_has_the_types_the_effect_and_similar_heads(report: am.results.Report, facts: TextHeads) -> None:

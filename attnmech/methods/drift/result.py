@@ -5,6 +5,7 @@ Formulas: docs/formulas.md#residual-drift.
 After "More Attention to Attention" (the attention-encodings demo).
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, Unpack
@@ -401,12 +402,13 @@ class ResidualDrift(DriftByToken):
         if not layers:
             return f"On {self._texts}, there is no ordinary token to measure."
         first, last = min(layers), max(layers)
+        pairs = [float(self.anisotropy[layer]) for layer in (first, last)]
+        of_pairs = "" if any(map(math.isnan, pairs)) else f" (two tokens of a text: {pairs[0]:.2f} and {pairs[1]:.2f})"
         rank = [10 ** float(self.log_rank[layer]) - 1 for layer in (first, last)]
         return with_minus_signs(
             f"On {self._texts}, the mean cosine between a token's stream ({PLACE_WORDS[self.at]}) and its own "
             f"embedding is {float(self.cosine[first]):.2f} in layer {first} and {float(self.cosine[last]):.2f} in "
-            f"layer {last} "
-            f"(two tokens of a text: {float(self.anisotropy[first]):.2f} and {float(self.anisotropy[last]):.2f}); "
+            f"layer {last}{of_pairs}; "
             f"{rank[0]:,.0f} and {rank[1]:,.0f} of {self.vocabulary:,} rows are more similar (geometric "
             f"mean){no_interval(len(self.state['groups']))}."
         )

@@ -311,7 +311,7 @@ class AttentionFocus(FocusStatistics, RowMeans):
         return frame
 
     def __repr__(self) -> str:
-        if self.parts is not None:
+        if self.parts is not None or bool(self.first_top.isnan().all()):
             return super().__repr__()
         layers, heads = len(self.layers), self.self_top.shape[1]
         first, itself = (percent(float(value.nanmean()), 0) for value in (self.first_top, self.self_top))

@@ -1,7 +1,6 @@
 """A joint embedding: points, numbers by layer and head, heads that stand out, search and figures."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,12 +27,9 @@ from .figures import criterion_curve, joint_scatter
 from .formulas import spread_ratio
 from .numbers import NUMBERS, HeadNumbers
 from .page import embedding_section, embedding_view
-from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView
+from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView, searched
 from .patch_images import PatchImages
 from .pictures import AFTER
-
-_BYTES: Final = re.compile(r"(?<=[^\0-\x7f])\[[1-4](?:,[1-4])*/[2-4]\]")
-"""The notation of labels for the bytes that a token holds of a character, which is not text: 你[1,2/3]."""
 
 _RANDOM_POINTS: Final = 1_000
 """The largest number of points per head among which `search` takes mean distances."""
@@ -247,8 +243,8 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
 
         Raises `InputError` unless at least two sampled tokens contain the string.
         """
-        wanted = string("query", query).casefold()
-        texts = [_BYTES.sub("", label).casefold() for label in self.labels]
+        wanted = searched(string("query", query)).casefold()
+        texts = [searched(label).casefold() for label in self.labels]
         hits = [place for place, text in enumerate(texts) if wanted and wanted in text]
         if len(hits) < 2:
             raise InputError(

@@ -16,7 +16,6 @@
     const patterns = await patternsByText();
     const pictures = await picturesByText();
     const points = 2 * tokens.count;
-    const { labels } = tokens;
     const names = places.map(([layer, head]) => `L${layers[layer]}H${head}`);
     const blockAt = new Map(places.map((place, block) => [String(place), block]));
     const projections = Object.keys(data.projections);
@@ -199,7 +198,7 @@
       if (changed("projection")) matrix.positions(cloud);
       const colouring = colouringOf(state.pointColour, stage, data, tokens);
       if (changed("search", "whole")) {
-        const wanted = hitsOf(labels, state.search, state.whole);
+        const wanted = hitsOf(tokens, state.search, state.whole);
         hits = wanted?.length ? new Set(wanted) : null; // a search without a hit dims nothing
       }
       if (changed("search", "whole", "projection")) spread = hits === null ? [] : spreadOfHits(cloud, [...hits], tokens.count);

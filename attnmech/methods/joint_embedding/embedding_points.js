@@ -3,8 +3,9 @@
 const HALF_RANGE = 32767; // codes go from 0 to twice this
 
 /** The tokens that all heads share. @param {EmbeddingData} data @returns {Promise<EmbeddingTokens>} */
-async function embeddingTokens({ tokens: count, labels, text, position, lengths, classes, class: kind, special, images }) {
-  const [names, ...columns] = await Promise.all([unpackTexts(labels), ...[text, position, kind].map(unpack)]);
+async function embeddingTokens({ tokens: count, labels, characters, text, position, lengths, classes, class: kind, special, images }) {
+  const [names, written] = await Promise.all([labels, characters].map(unpackTexts));
+  const columns = await Promise.all([text, position, kind].map(unpack));
   const [ofText, ofPosition, ofClass] = columns.map((column) => column.of(0));
   const shown = images && {
     ...images,
@@ -12,7 +13,7 @@ async function embeddingTokens({ tokens: count, labels, text, position, lengths,
     colours: (await unpack(images.colours)).of(0),
   };
   return {
-    count, labels: names, text: ofText, position: ofPosition, class: ofClass, classes, lengths,
+    count, labels: names, characters: written, text: ofText, position: ofPosition, class: ofClass, classes, lengths,
     special: new Set(special), texts: new Set(ofText).size, images: shown,
   };
 }
@@ -65,32 +66,26 @@ function coordinates({ codes, dims }, first, point, turn, out) {
 
 const MOST_HITS_COMPARED = 300;
 
-/** The notation of labels for characters that do not print, and for bytes: ⟨0000⟩, \xff. */
-const ESCAPES = /⟨[0-9A-F]{4,6}⟩|\\x[0-9a-f]{2}/g;
-
-/** The notation of labels for the bytes that a token holds of a character: 你[1,2/3]. */
-const BYTES = /(?<=[^\0-\x7f])\[[1-4](?:,[1-4])*\/[2-4]\]/g;
-
 /**
- * The tokens with a label (with · for spaces) that contains or equals the search; null for an empty search. The digits
- * of an escape are not text of the token: only a search that begins an escape finds them.
+ * The tokens whose characters contain or equal the search; null for an empty search. A search with an escape, such as
+ * ⟨0000⟩ or \xff, is for labels; · is as in them a space, besides itself.
+ * @param {EmbeddingTokens} tokens
  */
-function hitsOf(labels, search, whole) {
+function hitsOf({ labels, characters }, search, whole) {
   if (!search.trim()) return null;
-  const wanted = search.toLowerCase().replaceAll(" ", "·");
-  const escaped = /⟨|\\x/.test(wanted);
+  const plain = search.normalize("NFC").toLowerCase();
+  const ofLabels = /⟨|\\x/.test(plain);
+  const wanted = ofLabels ? [plain.replaceAll(" ", "·")] : [plain, plain.replaceAll("·", " ")];
   const same = whole
-    ? (label) => label === wanted || label === `·${wanted}`
-    : (label) => label.includes(wanted);
+    ? (text) => wanted.some((one) => text === one || text === `${ofLabels ? "·" : " "}${one}`)
+    : (text) => wanted.some((one) => text.includes(one));
   /** @type {Map<string, boolean>} */
   const known = new Map();
-  return range(labels.length).filter((index) => {
-    const label = labels[index];
-    if (!known.has(label)) {
-      const text = label.replace(BYTES, "");
-      known.set(label, same((escaped ? text : text.replace(ESCAPES, "\ufffc")).toLowerCase()));
-    }
-    return known.get(label);
+  const texts = ofLabels ? labels : characters;
+  return range(texts.length).filter((index) => {
+    const text = texts[index];
+    if (!known.has(text)) known.set(text, same(text.toLowerCase()));
+    return known.get(text);
   });
 }
 

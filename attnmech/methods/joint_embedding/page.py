@@ -14,7 +14,7 @@ from ...draw.scripts import of_question
 from ...draw.section import Section
 from ...draw.sentence import sentence_view
 from ...draw.text import visible_token
-from .page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
+from .page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView, searched
 
 FILES: Final = (
     *("embedding_points.js", "embedding_colours.js", "embedding_painters.js", "embedding_matrix.js"),
@@ -93,6 +93,7 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
         "tokens": len(view.labels),
         "unit": _unit(view),
         "labels": pack_texts(tuple(visible_token(label) for label in view.labels)),
+        "characters": pack_texts(tuple(searched(label) for label in view.labels)),
         "text": pack_keys(np.asarray(view.text)[None], axes=1),
         "position": pack_keys(np.asarray(view.position)[None], axes=1),
         "lengths": np.asarray(view.lengths).tolist(),

@@ -4,12 +4,30 @@ A head's queries and keys lie in one space (AttentionViz, Yeh et al. 2023, arXiv
 keys that it attends to (docs/formulas.md#joint-embedding). This module does not depend on how the points were computed.
 """
 
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from ...errors import InputError
+
+_BYTES: Final = re.compile(r"(?<=[^\0-\x7f])\[[1-4](?:,[1-4])*/[2-4]\]|\\x[89a-f][0-9a-f]")
+"""The notation of labels for the bytes that a token holds, which is not text: 你[1,2/3], \\xff.
+
+The numbers are at most 4, so that a footnote in brackets is not taken for it.
+"""
+
+
+def searched(label: str) -> str:
+    r"""Returns the characters of a token in which a search looks, composed.
+
+    >>> searched("你[1,2/3]"), searched(r"\xff"), searched("e\u0301 [1/2]") == "\u00e9 [1/2]"
+    ('你', '', True)
+    """
+    return unicodedata.normalize("NFC", _BYTES.sub("", label))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, listed, member, option, whole_number
 from ...basics.fields import check_layers
+from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.chart import ByChoice
 from ...draw.head_maps import effect_map
@@ -412,8 +413,8 @@ class OVTokens(TokenStatistics, PagedResult):
         successors = [f" L{claim.layer}H{claim.head} writes successors." for claim in claims.itertuples()]
         return (
             f"{copies[0]} copies most: the own token is among the {TOP} raised most for {copies[1]} of "
-            f"{len(self.read):,} tokens (chance: {chance}). {suppresses[0]} suppresses most: among the {TOP} lowered "
-            f"most for {suppresses[1]}.{''.join(successors)}"
+            f"{counted(len(self.read), noun='token')} (chance: {chance}). {suppresses[0]} suppresses most: among the "
+            f"{TOP} lowered most for {suppresses[1]}.{''.join(successors)}"
         )
 
     def _most(self, statistic: str) -> tuple[str, str]:

@@ -351,7 +351,7 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         )
 
     def __repr__(self) -> str:
-        if self.parts is not None:
+        if self.parts is not None or bool(self.magnitude.isnan().all()):
             return super().__repr__()
         layers, heads = len(self.layers), self.magnitude.shape[1]
         return (

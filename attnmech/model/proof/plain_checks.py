@@ -56,6 +56,15 @@ def same_patterns(probe: Probe) -> Check | Statement:
         handed = patterns_of(handed, rows, probe.batch, probe.plan.windows)
     whole = len(handed) == len(probe.layers)
     patterns = dict(zip(probe.layers, handed, strict=True)) if whole else handed
+    real = probe.short.real(probe.stack.label)
+    if probe.model.dtype == torch.float16 and not all(
+        bool(patterns[layer].transpose(1, 2)[real].isfinite().all()) for layer in probe.layers
+    ):
+        detail = (
+            "transformers returns NaN there, since its scores or streams exceed 65,504, the largest number of float16; "
+            "load the model with dtype=torch.bfloat16 or dtype=torch.float32"
+        )
+        return Check("attentions", statement, ("pattern",), False, detail=detail)
 
     def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
         if run is not probe.short:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...maths.norms import FrozenNorm
 from ..parts.modules import KEY_STATES, has_module, stream_of, submodule, with_stream
 from ..parts.norms import frozen_norm
-from ..parts.position import as_tables, tables_for, tables_of
+from ..parts.position import as_tables, query_factor, tables_for, tables_of
 from ..parts.weights import Columns, Expanded, select
 from .stack import Stack
 
@@ -84,7 +84,7 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
 def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
     """Connects `attn_in`, and notes the other arguments of the attention."""
     in_force, plan = stack.in_force, stack.architecture
-    patches = plan.reads == "pixels"
+    patches, factor = plan.reads == "pixels", query_factor(attention)
 
     def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
         rotates = plan.rotary is not None and not plan.rotary.tables
@@ -93,6 +93,11 @@ def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
         for argument, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
             if kwargs.get(argument) is not None:
                 in_force.note(**{note: kwargs[argument]})
+        if factor is not None and _splits_scores(stack, layer):
+            x = stream_of(args, kwargs)
+            by_token = factor(x, kwargs.get("position_ids"))[..., None, None]
+            frozen = FrozenNorm(by_token.expand(*x.shape[:2], plan.n_heads, stack.d_head), centred=False)
+            in_force.note(make_query_norm=lambda: frozen)
         args, kwargs = with_stream(args, kwargs, lambda x: in_force.visit(stack.point("attn_in"), layer, x))
         if in_force.scales_in(stack.label, layer):
             in_force.note(attn_in=stream_of(args, kwargs))
@@ -186,7 +191,7 @@ def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
         mine = [kind for kind, own in by_path.items() if own == path]
 
         def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
-            if not (in_force.under_way.watch.rows or in_force.scales_in(stack.label, layer)):
+            if not _splits_scores(stack, layer):
                 return
             # A single module for both is called for the queries first.
             kind = next((kind for kind in mine if getattr(in_force.under_way.notes, kind) is None), mine[-1])
@@ -198,6 +203,11 @@ def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
 
     for path in dict.fromkeys(plan.qk_norm):
         submodule(attention, path).register_forward_hook(noting(path))
+
+
+def _splits_scores(stack: Stack, layer: int) -> bool:
+    """Whether the running pass may split the scores of a layer into terms."""
+    return bool(stack.in_force.under_way.watch.rows) or stack.in_force.scales_in(stack.label, layer)
 
 
 def _frozen_by_head(stack: Stack, norm: nn.Module, value: Tensor, made: Tensor, heads: int) -> FrozenNorm:

@@ -365,6 +365,9 @@ def test_texts_of_one_token_have_a_sentence_instead_of_nan() -> None:
     focus, updates = am.attention_focus(model, texts), am.residual_updates(model, texts)
     assert focus.lead == "On 2 texts, no token after the first sees two keys, so where heads attend is not measured."
     assert updates.lead == "There is no token after the first, so updates are not measured."
+    short = torch.tensor([[3, 4]])  # has no pair of ordinary tokens
+    printed = [focus, updates, am.residual_drift(model, short, k=5), am.ov_tokens(model, short, k=3)]
+    assert not any("nan" in repr(result) or "1 tokens" in repr(result) for result in printed)
     assert set(sum(focus.collapse, ())) == {"not measured"}
     # A decoder's first token still chooses among the tokens of the encoder.
     inputs = {"input_ids": torch.tensor([[3, 5, 8, 2]]), "decoder_input_ids": torch.tensor([[0]])}

@@ -485,7 +485,10 @@ def test_search_against_a_loop() -> None:
     assert row["keys"] == pytest.approx(mean_distance(keys[hits]) / mean_distance(keys), rel=1e-5)
     assert list(table.ratio) == sorted(table.ratio)
     assert len(found.search("the", projection="pca")) == 16
-    bytewise = replace(found, labels=("😀[1/4]", "😀[2/4]", "1", "[1/4]", *found.labels[4:]))
+    bytewise = replace(
+        found, labels=("😀[1/4]", "😀[2/4]", "1", "[1/4]", r"\xf0", "xf0", "\u00e9", "e\u0301", *found.labels[8:])
+    )
+    assert bytewise.search("\u00e9").hits.iloc[0] == bytewise.search("E\u0301").hits.iloc[0] == 2
     assert bytewise.search("1").hits.iloc[0] == 2 and bytewise.search("😀").hits.iloc[0] == 2
     with pytest.raises(InputError, match="0 do"):
         found.search("xylophone")
