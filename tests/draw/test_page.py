@@ -159,7 +159,7 @@ def test_the_page_says_which_rows_count_and_if_there_are_intervals(full_page_htm
     assert full_page_html.count("Hover over a point for its interval.") == 3
 
 
-def test_updates_of_nothing_have_axes_all_the_same(updates: UpdateNumbers) -> None:
+def test_axes_are_the_same_in_every_layer_and_updates_of_nothing_have_some(updates: UpdateNumbers) -> None:
     nothing = replace(
         updates, magnitude=np.zeros_like(updates.magnitude), orientation=np.full_like(updates.orientation, np.nan)
     )
@@ -168,10 +168,11 @@ def test_updates_of_nothing_have_axes_all_the_same(updates: UpdateNumbers) -> No
     assert isinstance(chart, Chart) and isinstance(first.finding, ByChoice)
     assert chart.figure(side=0, layer=0, head=0).layout.xaxis.range == (-1, 0)
     assert first.finding.at({"side": 0, "layer": 1, "head": 2}) == "L4H2 has no update to show."
-    chart = update_sections(updates, "updates")[0].figures["magnitude"]
-    assert isinstance(chart, Chart)
-    ends = [chart.figure(side=side, layer=layer, head=0).layout.xaxis.range for side, layer in ((0, 0), (0, 1), (1, 0))]
-    assert ends[0] == ends[1] != ends[2]  # layers can be compared
+    charts = {name: each for section in update_sections(updates, "updates") for name, each in section.figures.items()}
+    for name, axis in (("magnitude", "x"), ("orientation-by-magnitude", "x"), ("magnitude-by-position", "y")):
+        drawn = [charts[name].figure(side=side, layer=layer, head=0).layout for side, layer in ((0, 0), (0, 1), (1, 0))]
+        ends = [layout[f"{axis}axis"].range for layout in drawn]
+        assert ends[0] == ends[1] != ends[2], name  # layers can be compared
 
 
 def test_a_section_of_other_layers_or_tokens_is_refused(
