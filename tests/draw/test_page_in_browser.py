@@ -155,23 +155,6 @@ def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: Scor
     np.testing.assert_allclose(np.array(drawn, dtype=float), view.scores[1, 1], atol=1e-4)
 
 
-def test_lines_and_edges_are_those_of_the_chosen_head(opened_alone: Any, view: ScoreNumbers) -> None:
-    def weights(stage: str) -> Any:
-        return opened_alone.evaluate(f"document.getElementById('{stage}').control.weights()")
-
-    opened_alone.select_option("#layer", "5")
-    opened_alone.select_option("#head", "2")
-    shown = np.array(weights("sentence-view")[0], dtype=float).reshape(7, 7)
-    np.testing.assert_allclose(shown, view.pattern[1, 2], rtol=1e-3)
-    opened_alone.check("#sentence-view label:has-text('hide the first token') input")
-    hidden = view.pattern[1, 2].copy()
-    hidden[:, 0] = 0
-    shown = np.array(weights("sentence-view")[0], dtype=float).reshape(7, 7)
-    np.testing.assert_allclose(shown[1:], hidden[1:] / hidden[1:].sum(-1, keepdims=True), rtol=1e-3)
-    edges = opened_alone.evaluate("document.getElementById('token-graph').control.edges().length")
-    assert edges == (view.pattern[1, 2] >= 0.1).sum()
-
-
 def test_the_contents_lead_to_every_section(opened_low: Any) -> None:
     sections = opened_low.eval_on_selector_all("[id$='-section']", "all => all.map(one => one.id.slice(0, -8))")
     named = opened_low.eval_on_selector_all("nav a", "all => all.map(one => one.dataset.section)")

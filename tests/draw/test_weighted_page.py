@@ -60,9 +60,7 @@ def test_every_view_draws_what_attention_carries(opened_weighted: Any, weighted:
     np.testing.assert_allclose(np.array(weights, dtype=float), expected, rtol=1e-3, atol=1e-9)
     weights = opened_weighted.evaluate("document.getElementById('token-graph').control.weights()")
     np.testing.assert_allclose(np.array(weights, dtype=float), expected, rtol=1e-3, atol=1e-9)
-    settle(opened_weighted)  # edges are those last drawn
-    edges = opened_weighted.evaluate("document.getElementById('token-graph').control.edges().length")
-    assert edges == (expected >= 0.1).sum() != (weighted.pattern[1, 2] >= 0.1).sum()
+    assert (expected >= 0.1).sum() != (weighted.pattern[1, 2] >= 0.1).sum()
     opened_weighted.click(".token >> nth=6")
     shades = opened_weighted.eval_on_selector_all(
         ".token", "all => all.map(one => one.style.getPropertyValue('--depth'))"
@@ -89,7 +87,7 @@ def test_a_hidden_key_leaves_its_share_to_the_others(opened_weighted: Any, weigh
     assert words.startswith("L5H2 (value-weighted): ") and "of the remaining value-weighted attention" in words
 
 
-def test_the_small_maps_follow_the_choice(opened_weighted: Any, weighted: ScoreNumbers) -> None:
+def test_small_maps_lines_and_edges_follow_the_choice(opened_weighted: Any, weighted: ScoreNumbers) -> None:
     def pixels() -> Any:
         return opened_weighted.evaluate(
             """() => {
@@ -104,6 +102,10 @@ def test_the_small_maps_follow_the_choice(opened_weighted: Any, weighted: ScoreN
         opened_weighted.select_option("#weight", choice)
         settle(opened_weighted)
         np.testing.assert_allclose(pixels(), 255 * np.sqrt(shares.flatten()), atol=1.01)
+        weights = opened_weighted.evaluate("document.getElementById('sentence-view').control.weights()[0]")
+        np.testing.assert_allclose(np.array(weights, dtype=float), shares, rtol=1e-3, atol=1e-9)
+        edges = opened_weighted.evaluate("document.getElementById('token-graph').control.edges().length")
+        assert edges == (shares >= 0.1).sum()
         legend = opened_weighted.inner_text("#model-view .attnmech-model-scale")
         assert legend.startswith("share of the row's ‖p f(x)‖" if choice == "value" else "probability")
 
