@@ -280,7 +280,7 @@ def drift(
 
         result = residual_drift(hooked, inputs, at=at, similarity=similarity, k=k, position=position, **run)
         _write(outputs, result)
-    shown = drift_rows(result, similarity)
+    shown = drift_rows(result)
     summary = summary_of("drift", hooked, result, outputs, shown, result.verdicts().lead)
     print_summary(summary, rows=rows, as_json=as_json)
 
@@ -430,7 +430,7 @@ def ablate(
             journal=outputs.journal, progress=True, **run_on,
         )  # fmt: skip
         _write(outputs, result)
-    shown = effect_rows(result, f"nats of {metric}")
+    shown = effect_rows(result)
     print_summary(summary_of("ablate", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
@@ -480,7 +480,7 @@ def null(
             progress=True, **run_on,
         )  # fmt: skip
         _write(outputs, result)
-    shown = null_rows(result, f"nats of {metric}")
+    shown = null_rows(result)
     print_summary(summary_of("null", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ..pages.atlas.result import Atlas
     from ..pages.result import Report
     from ..results.result import PagedResult
-    from ..runs.effects import Effects, HeadEffects
+    from ..results.table import Table
+    from ..runs.effects import Effects
     from .outputs import Outputs
 
 LAYER, HEAD = Column("layer"), Column("head")
@@ -63,13 +64,16 @@ def atlas_summary(model: "HookedModel", result: "Atlas", outputs: "Outputs", sho
     return Summary("atlas", model, findings, shown, result.notes, outputs.names)
 
 
+def rows_of(title: str, result: "Table", by: str, *further: Column, ascending: bool = False) -> Rows:
+    """The printed statistics of a result; `further` are columns before them, and `by` orders the rows."""
+    frame = result.to_frame().sort_values(by, ascending=ascending)
+    statistics = [result[name].statistic for name in result.quantities if result.STATISTICS[name].printed]
+    return Rows(title, frame, (LAYER, HEAD, *further, *columns_of(statistics)))
+
+
 def focus_rows(result: "AttentionFocus") -> Rows:
     """Where heads attend."""
-    return Rows(
-        "Heads by how often they attend most to the first token",
-        result.to_frame().sort_values("first_top", ascending=False),
-        (LAYER, HEAD, *columns_of(result.STATISTICS.printed)),
-    )
+    return rows_of("Heads by how often they attend most to the first token", result, "first_top")
 
 
 def type_rows(result: "HeadTypes") -> Rows:
@@ -84,55 +88,26 @@ def type_rows(result: "HeadTypes") -> Rows:
     )  # fmt: skip
 
 
-def effect_rows(result: "HeadEffects", unit: str) -> Rows:
-    """The effects of a sweep over heads."""
-    return Rows(
-        "Heads by the size of their effect, clear ones first",
-        result.strongest(max(1, len(result.to_frame()))),
-        (
-            LAYER, HEAD, Column("effect", unit=unit), Column("effect_low", "low", "95 %"),
-            Column("effect_high", "high", "95 %"), Column("clear"), Column("one_text", "one text", "> half"),
-        ),
-    )  # fmt: skip
+def effect_rows(result: "Effects") -> Rows:
+    """The effects of a sweep over heads or kv heads, or of patching them."""
+    columns = []
+    for name in result.quantities:
+        columns += columns_of([result[name].statistic])
+        columns += [Column(f"{name}_low", "low", "95 %"), Column(f"{name}_high", "high", "95 %")]
+        columns += [Column("clear"), Column("one_text", "one text", "> half")] if name == result.MAIN else []
+    title = f"{result.PLACE.capitalize()}s by the size of their effect, clear ones first"
+    return Rows(title, result.strongest(max(1, len(result.to_frame()))), (LAYER, HEAD, Column("kv_head"), *columns))
 
 
-def null_rows(result: "NullAttention", unit: str) -> Rows:
+def null_rows(result: "NullAttention") -> Rows:
     """The verdicts on heads that may rest on one token."""
-    return Rows(
-        "Heads by their attention to the target",
-        result.to_frame().sort_values("sink_mass", ascending=False),
-        (
-            LAYER, HEAD, Column("verdict"), Column("sink_mass", unit="mean p"),
-            Column("value_ratio", unit="of the median"), Column("remove", unit=unit), Column("zero_value", unit=unit),
-        ),
-    )  # fmt: skip
+    return rows_of("Heads by their attention to the target", result, "sink_mass", Column("verdict"))
 
 
-def drift_rows(result: "ResidualDrift", similarity: str) -> Rows:
+def drift_rows(result: "ResidualDrift") -> Rows:
     """How far tokens move, layer by layer."""
-    return Rows(
-        "Tokens against their own embeddings, layer by layer",
-        result.to_frame(),
-        (
-            LAYER,
-            *columns_of(result.STATISTICS[name] for name in (similarity.replace(" ", "_"), "rank", "churn")),
-            Column("anisotropy", unit="mean cosine"),
-        ),
-    )
-
-
-def patch_rows(result: "Effects") -> Rows:
-    """The effects of patching heads, or kv heads."""
-    frame = result.strongest(max(1, len(result.to_frame())))
-    return Rows(
-        f"{result.PLACE.capitalize()}s by the size of their effect, clear ones first",
-        frame,
-        (
-            LAYER, HEAD, Column("kv_head"), Column("effect", unit="logits"), Column("effect_low", "low", "95 %"),
-            Column("effect_high", "high", "95 %"), Column("clear"), Column("recovered", unit="of the gap"),
-            Column("recovered_low", "low", "95 %"), Column("recovered_high", "high", "95 %"),
-        ),
-    )  # fmt: skip
+    similarity = columns_of([result.STATISTICS[result.similarity.replace(" ", "_")]])
+    return rows_of("Tokens against their own embeddings, layer by layer", result, "layer", *similarity, ascending=True)
 
 
 def claim_rows(result: "HeadClaim") -> Rows:

@@ -18,6 +18,7 @@ from ..draw.chart import at_head
 from ..draw.head_maps import effect_map
 from ..errors import InputError
 from ..maths.intervals import LEVEL, TextMeans
+from ..maths.statistic import Statistic
 from .quantity import Places, Quantity
 from .result import PagedResult
 from .sentences import about_largest, for_map, interval_note
@@ -95,7 +96,11 @@ class Table(WithQuantities):
     def _measured_quantity(self, name: str) -> Quantity:
         every = self._by_text(name)
         means = self._distinct_means(name, every)
-        return Quantity(self.STATISTICS[name], every, means, self._places_of(name), self._bounds_of(name))
+        return Quantity(self._statistic(name), every, means, self._places_of(name), self._bounds_of(name))
+
+    def _statistic(self, name: str) -> Statistic:
+        """The declaration of a statistic, with this result's unit."""
+        return self.STATISTICS[name]
 
     @abstractmethod
     def _by_text(self, name: str) -> TextMeans:

@@ -69,6 +69,9 @@ class Changes(TextResult):
     def _further(self) -> Mapping[str, Tensor]:
         return {"texts": self.texts}
 
+    def _statistic(self, name: str) -> Statistic:
+        return replace(super()._statistic(name), unit=unit_of(self.metric))
+
     def _label_of(self, name: str) -> str:
         return f"change ({unit_of(self.metric)})"
 
@@ -111,6 +114,7 @@ class OneEffect(Changes):
     MAIN = "effect"
     effect = Statistic(
         meaning="The mean effect over the measured texts; NaN if there are none.",
+        printed=True,
         tested=True,
         bounds=(-math.inf, math.inf),
     )

@@ -21,13 +21,10 @@ from attnmech.methods.scores.figures import (
     triangle_chart,
 )
 from attnmech.methods.updates.figures import (
-    magnitude_by_position,
     magnitude_by_position_chart,
-    magnitude_histograms,
     magnitude_histograms_chart,
-    orientation_by_magnitude,
+    of_one_layer,
     orientation_by_magnitude_chart,
-    orientation_histograms,
     orientation_histograms_chart,
 )
 
@@ -115,15 +112,25 @@ def test_figures_7_to_10_are_those_of_the_layer(updates: UpdateNumbers, side: An
     chosen = {"side": sides.index(side), "layer": layer, "head": head}
     of_layer = magnitude[chosen["side"], layer], orientation[chosen["side"], layer]
     pairs = [
-        (magnitude_histograms_chart(magnitude, sides), magnitude_histograms(of_layer[0], side=side, head=head)),
-        (orientation_histograms_chart(orientation, sides), orientation_histograms(of_layer[1], side=side, head=head)),
+        (
+            magnitude_histograms_chart(magnitude, sides),
+            of_one_layer(magnitude_histograms_chart, of_layer[0], side=side, head=head),
+        ),
+        (
+            orientation_histograms_chart(orientation, sides),
+            of_one_layer(orientation_histograms_chart, of_layer[1], side=side, head=head),
+        ),
         (
             orientation_by_magnitude_chart(magnitude, orientation, sides, attended=attended, tokens=tokens),
-            orientation_by_magnitude(*of_layer, attended[layer], tokens, side=side, head=head),
+            of_one_layer(
+                orientation_by_magnitude_chart, *of_layer, attended=attended[layer], tokens=tokens, side=side, head=head
+            ),
         ),
         (
             magnitude_by_position_chart(magnitude, sides, attended=attended, tokens=tokens),
-            magnitude_by_position(of_layer[0], attended[layer], tokens, side=side, head=head),
+            of_one_layer(
+                magnitude_by_position_chart, of_layer[0], attended=attended[layer], tokens=tokens, side=side, head=head
+            ),
         ),
     ]
     for chart, expected in pairs:

@@ -12,10 +12,11 @@ from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
 from attnmech.methods.updates.figures import (
     FADED,
-    magnitude_by_position,
-    magnitude_histograms,
-    orientation_by_magnitude,
-    orientation_histograms,
+    magnitude_by_position_chart,
+    magnitude_histograms_chart,
+    of_one_layer,
+    orientation_by_magnitude_chart,
+    orientation_histograms_chart,
 )
 
 NAN = np.nan
@@ -38,7 +39,7 @@ def points(trace: Any) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 3e4])
 def test_magnitudes_are_counted_in_twentieths_of_a_decade(scale: float) -> None:
     magnitude = scale * np.exp(np.random.default_rng(3).normal(size=(3, 211)))
-    for head, trace in enumerate(magnitude_histograms(magnitude, side="query").data):
+    for head, trace in enumerate(of_one_layer(magnitude_histograms_chart, magnitude, side="query").data):
         assert sum(count for count, _, _ in trace.customdata) == 211
         for (count, low, high), middle in zip(trace.customdata, trace.x, strict=True):
             assert count == ((magnitude[head] >= low) & (magnitude[head] < high)).sum()
@@ -48,26 +49,30 @@ def test_magnitudes_are_counted_in_twentieths_of_a_decade(scale: float) -> None:
 
 def test_orientations_are_counted_in_fortieths_from_end_to_end() -> None:
     orientation = np.array([[-1.0, -0.99, 0.0, 0.024, 0.025, 0.999, 1.0]], dtype=np.float32)
-    (trace,) = orientation_histograms(orientation, side="query").data
+    (trace,) = of_one_layer(orientation_histograms_chart, orientation, side="query").data
     filled = [(count, round(low, 6), round(high, 6)) for count, low, high in trace.customdata if count]
     assert filled == [(2, -1, -0.975), (2, 0, 0.025), (1, 0.025, 0.05), (2, 0.975, 1)]
 
 
 def test_a_histogram_stands_on_its_head_scaled_to_its_fullest_bin() -> None:
     orientation = np.array([[0.01, 0.01, 0.06, NAN], [0.51, 0.56, 0.61, 0.51]])
-    for head, trace in enumerate(orientation_histograms(orientation, side="query").data):
+    for head, trace in enumerate(of_one_layer(orientation_histograms_chart, orientation, side="query").data):
         counts = np.array([count for count, _, _ in trace.customdata])
         np.testing.assert_allclose(head - trace.y, 0.9 * counts / counts.max())
         assert trace.y[0] == trace.y[-1] == head  # an empty bin at either end closes the outline
-    defined = magnitude_histograms(MAGNITUDE, side="query", head=1).data
+    defined = of_one_layer(magnitude_histograms_chart, MAGNITUDE, side="query", head=1).data
     assert [sum(count for count, _, _ in trace.customdata) for trace in defined] == [3, 3]
     assert [trace.opacity for trace in defined] == [FADED, 1]
-    (empty,) = magnitude_histograms(np.array([[0.0, NAN]]), side="query").data
+    (empty,) = of_one_layer(magnitude_histograms_chart, np.array([[0.0, NAN]]), side="query").data
     assert len(empty.x) == len(empty.y) == 0 and empty.opacity == 1
 
 
 def test_points_stand_at_their_numbers_by_where_the_head_attends() -> None:
-    traces = by_meta(orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query"))
+    traces = by_meta(
+        of_one_layer(
+            orientation_by_magnitude_chart, MAGNITUDE, ORIENTATION, attended=ATTENDED, tokens=TOKENS, side="query"
+        )
+    )
     assert {name: points(traces[f"all {name}"]) for name in (*MARKS, "none")} == {
         "self": [(0.2, -0.5), (0.04, 1.0)],
         "first": [(0.3, 0.25), (0.02, 0.2)],
@@ -77,7 +82,9 @@ def test_points_stand_at_their_numbers_by_where_the_head_attends() -> None:
 
 
 def test_positions_hold_every_defined_magnitude_and_the_chosen_head_has_traces_of_its_own() -> None:
-    figure = magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="query", head=1)
+    figure = of_one_layer(
+        magnitude_by_position_chart, MAGNITUDE, attended=ATTENDED, tokens=TOKENS, side="query", head=1
+    )
     traces = by_meta(figure)
     assert {name: points(traces[f"all {name}"]) for name in (*MARKS, "none")} == {
         "self": [(1, 0.2), (3, 0.04)],
@@ -93,7 +100,11 @@ def test_positions_hold_every_defined_magnitude_and_the_chosen_head_has_traces_o
 
 
 def test_hover_boxes_name_head_query_and_key() -> None:
-    traces = by_meta(orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query"))
+    traces = by_meta(
+        of_one_layer(
+            orientation_by_magnitude_chart, MAGNITUDE, ORIENTATION, attended=ATTENDED, tokens=TOKENS, side="query"
+        )
+    )
     assert [list(data) for data in traces["all first"].customdata] == [
         [0, "2 ·it", "highest attention to 0 What"],
         [1, "1 ·does", "highest attention to 0 What"],
@@ -104,11 +115,12 @@ def test_hover_boxes_name_head_query_and_key() -> None:
 
 def test_points_agree_with_a_loop(updates: UpdateNumbers) -> None:
     layer, seen = 0, 0
-    figure = orientation_by_magnitude(
+    figure = of_one_layer(
+        orientation_by_magnitude_chart,
         updates.magnitude[layer],
         updates.orientation[layer],
-        updates.attended[layer],
-        updates.tokens,
+        attended=updates.attended[layer],
+        tokens=updates.tokens,
         side="query",
         head=2,
     )
@@ -128,20 +140,36 @@ def test_points_agree_with_a_loop(updates: UpdateNumbers) -> None:
 
 @pytest.mark.parametrize("side", ["query", "target"])
 def test_axes_say_quantity_and_side(side: Any) -> None:
-    figure = orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side=side)
+    figure = of_one_layer(
+        orientation_by_magnitude_chart, MAGNITUDE, ORIENTATION, attended=ATTENDED, tokens=TOKENS, side=side
+    )
     assert figure.layout.xaxis.title.text == f"update magnitude ‖u‖ / ‖x‖, {side} side"
     assert figure.layout.yaxis.title.text == f"update orientation cos(u, x), {side} side"
     assert figure.layout.xaxis.type == "log"
-    assert magnitude_histograms(MAGNITUDE, side=side).layout.xaxis.type == "log"
-    assert magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side=side).layout.yaxis.type == "log"
-    assert orientation_histograms(ORIENTATION, side=side).layout.xaxis.type != "log"
+    assert of_one_layer(magnitude_histograms_chart, MAGNITUDE, side=side).layout.xaxis.type == "log"
+    assert (
+        of_one_layer(
+            magnitude_by_position_chart, MAGNITUDE, attended=ATTENDED, tokens=TOKENS, side=side
+        ).layout.yaxis.type
+        == "log"
+    )
+    assert of_one_layer(orientation_histograms_chart, ORIENTATION, side=side).layout.xaxis.type != "log"
 
 
 def test_hover_boxes_escape_the_tokens(updates: UpdateNumbers) -> None:
     numbers = updates.magnitude[0], updates.orientation[0], updates.attended[0]
     for figure in (
-        orientation_by_magnitude(*numbers, updates.tokens, side="query", head=0),
-        magnitude_by_position(numbers[0], numbers[2], updates.tokens, side="target"),
+        of_one_layer(
+            orientation_by_magnitude_chart,
+            *numbers[:2],
+            attended=numbers[2],
+            tokens=updates.tokens,
+            side="query",
+            head=0,
+        ),
+        of_one_layer(
+            magnitude_by_position_chart, numbers[0], attended=numbers[2], tokens=updates.tokens, side="target"
+        ),
     ):
         written = figure.to_json()
         assert not any(tag in written for tag in ("<img", "<a ", "u003cimg"))
@@ -150,11 +178,19 @@ def test_hover_boxes_escape_the_tokens(updates: UpdateNumbers) -> None:
 
 def test_tokens_of_another_text_and_unknown_heads_are_refused() -> None:
     with pytest.raises(InputError, match=r"the 4 tokens of the text.*got 3"):
-        magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS[:3], side="query")
+        of_one_layer(magnitude_by_position_chart, MAGNITUDE, attended=ATTENDED, tokens=TOKENS[:3], side="query")
     with pytest.raises(InputError, match="`head` must be from 0 to 1"):
-        magnitude_histograms(MAGNITUDE, side="query", head=2)
+        of_one_layer(magnitude_histograms_chart, MAGNITUDE, side="query", head=2)
     with pytest.raises(InputError, match="`head` must be from 0 to 1"):
-        orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query", head=-1)
+        of_one_layer(
+            orientation_by_magnitude_chart,
+            MAGNITUDE,
+            ORIENTATION,
+            attended=ATTENDED,
+            tokens=TOKENS,
+            side="query",
+            head=-1,
+        )
 
 
 def test_sides_are_told_apart(updates: UpdateNumbers) -> None:

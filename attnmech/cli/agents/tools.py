@@ -21,7 +21,6 @@ from mcp.types import CallToolResult, ImageContent, TextContent
 from pydantic import Field
 
 from ...errors import AttnmechError
-from ...runs.effects import unit_of
 from ...runs.progress import watched
 from ..certificate import certificate_summary
 from ..inputs import built_in_paragraph
@@ -34,7 +33,6 @@ from ..summaries import (
     focus_rows,
     key_rows,
     null_rows,
-    patch_rows,
     report_summary,
     summary_of,
     type_rows,
@@ -288,7 +286,7 @@ class Tools:
                 hooked, texts, heads=_pairs(heads), method=method, metric=metric, answers=answers, against=against,
                 reference=texts if method == "mean" else None,
             )  # fmt: skip
-            shown = effect_rows(result, unit_of(metric))
+            shown = effect_rows(result)
             return self._answer("ablate", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
 
     def patch_heads(
@@ -325,7 +323,7 @@ class Tools:
             from ...methods.patching.patch import patch
 
             result = patch(hooked, clean, corrupted, answers=answers, against=against, at=at)
-            return self._answer("patch", hooked, result, patch_rows(result), outputs, rows, picture)
+            return self._answer("patch", hooked, result, effect_rows(result), outputs, rows, picture)
 
     def confirm_heads(
         self,
@@ -398,7 +396,7 @@ class Tools:
 
             texts = demo_documents(64) if inputs is None else inputs
             result = null_attention(hooked, texts, sink=sink, delta=delta)
-            shown = null_rows(result, unit_of("loss"))
+            shown = null_rows(result)
             return self._answer("null", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
 
     def residual_drift(
@@ -426,7 +424,7 @@ class Tools:
             result = residual_drift(
                 hooked, iter([built_in_paragraph()] if inputs is None else inputs), k=k, truncate=True
             )
-            shown = drift_rows(result, "cosine")
+            shown = drift_rows(result)
             lead = result.verdicts().lead
             return self._answer("drift", hooked, result, shown, outputs, rows, picture, lead, named=inputs is not None)
 

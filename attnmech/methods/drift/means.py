@@ -27,6 +27,8 @@ class DriftMeans(DriftStatistics, SummedTable):
     anisotropy = Statistic(
         meaning="Mean cosine of two ordinary tokens of the same text and layer: (‖Σ ŷ‖² − n) / (n (n − 1)), over all "
         "pairs (Ethayarajh 2019, with all pairs instead of random ones).",
+        unit="mean cosine",
+        printed=True,
         bounds=(-1.0, 1.0),
     )
 

@@ -43,6 +43,7 @@ class DriftStatistics:
         meaning="Mean number of rows more similar than the token's own; a few tokens may dominate this mean, but not "
         "`log_rank`.",
         short="rank of the token's own row",
+        printed=True,
         bounds=(0.0, math.inf),
     )
     log_rank = Statistic(meaning="Mean of log10(1 + rank).", bounds=(0.0, math.inf))
@@ -50,6 +51,7 @@ class DriftStatistics:
         meaning="Mean share of the k nearest rows that were not among the k nearest in the layer below; NaN in the "
         "first layer.",
         unit="share",
+        printed=True,
     )
     cosine_step = Statistic(
         meaning="Mean absolute change of the cosine since the layer below.",

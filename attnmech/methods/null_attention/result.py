@@ -54,7 +54,8 @@ INTERVENTIONS: Final = {
 
 def _effect(name: str) -> Statistic:
     meaning = f"The change of the metric if {INTERVENTIONS[name]}."
-    return Statistic(meaning=meaning, tested=True, bounds=(-math.inf, math.inf))
+    printed = name in ("remove", "zero_value")
+    return Statistic(meaning=meaning, printed=printed, tested=True, bounds=(-math.inf, math.inf))
 
 
 @public
@@ -197,11 +198,15 @@ class NullStatistics:
     """What a head does at its sink, and the effects of the `INTERVENTIONS` on it."""
 
     sink_mass = Statistic(
-        meaning="Mean attention to the sink from the rows outside it; a row that cannot see the sink counts as 0."
+        meaning="Mean attention to the sink from the rows outside it; a row that cannot see the sink counts as 0.",
+        unit="mean p",
+        printed=True,
     )
     value_ratio = Statistic(
         meaning="‖v_sink W_O‖ / median_j ‖v_j W_O‖ over the other tokens j; with several special tokens, ‖v_sink W_O‖ "
         "is a mean over them, weighted by the attention that each receives.",
+        unit="of the median",
+        printed=True,
         bounds=(0.0, math.inf),
     )
     update_at_sink = Statistic(
@@ -349,6 +354,10 @@ class NullAttention(NullStatistics, TextResult):
         layer, head = self._asked.nonzero().T
         rows = {"layer": layer.tolist(), "head": head.tolist()}
         return Places(rows, (layer, head), lambda place: f"L{place[0]}H{place[1]}")
+
+    def _statistic(self, name: str) -> Statistic:
+        unit = unit_of(self.metric) if name in INTERVENTIONS else self.STATISTICS[name].unit
+        return replace(self.STATISTICS[name], unit=unit)
 
     def _clarity_prefix(self, name: str) -> str | None:
         return f"{name}_" if name in INTERVENTIONS else None

@@ -47,6 +47,8 @@ class Patched(Effects):
     recovered = Statistic(
         meaning="(patched − corrupted) / (clean − corrupted), where each term is a mean over pairs: 1 if patching "
         "restores the clean metric. Where it is NaN, `not_recoverable` gives the reason.",
+        unit="of the gap",
+        printed=True,
         bounds=(-math.inf, math.inf),
         axes="layer place",
     )
@@ -67,6 +69,9 @@ class Patched(Effects):
             return TextMeans.of_ratio(self.per_text, self._gap)
         one, other = (part._by_text(name).at(rows) for part, rows in self._parts_in_rows())
         return difference(one, other) if self.paired else TextMeans.of_values((one.mean - other.mean)[..., None])
+
+    def _statistic(self, name: str) -> Statistic:
+        return self.STATISTICS[name] if name == "recovered" else super()._statistic(name)
 
     def _label_of(self, name: str) -> str:
         return f"recovered share of the {self.metric}" if name == "recovered" else super()._label_of(name)

@@ -8,7 +8,6 @@ out, with the stream at j. Both sides have one value for each token i.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -76,24 +75,6 @@ ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")
 """Eighty bins from -1 to 1; a cosine of exactly 1 counts in the last."""
 
 
-def magnitude_histograms(
-    magnitude: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
-) -> go.Figure:
-    """Draws figure 7: the size of updates over the tokens, one histogram per head on a common logarithmic axis.
-
-    Args:
-        magnitude: ‖u‖ / ‖x‖ of one layer; NaN and 0 are omitted.
-        side: "query" or "target", for the axis.
-        head: a head to highlight.
-
-    Returns:
-        A figure with one trace per head (the trace's `meta`), at the head's height; every trace is scaled to its
-        fullest bin.
-
-    """
-    return _of_one_layer(magnitude_histograms_chart, head, magnitude, side=side)
-
-
 def magnitude_histograms_chart(
     magnitude: Float[np.ndarray, "side layer head token"],
     sides: Sequence[Side],
@@ -101,25 +82,11 @@ def magnitude_histograms_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Draws figure 7 for every layer and side, with one axis for all layers; `chosen` highlights one head."""
-    return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen, nouns)
+    """Draws figure 7: the size of updates over the tokens, one histogram per head on a common logarithmic axis.
 
-
-def orientation_histograms(
-    orientation: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
-) -> go.Figure:
-    """Draws figure 8: the direction of updates over the tokens, one histogram per head from -1 to 1.
-
-    Args:
-        orientation: cos(u, x) of one layer; NaN is left out.
-        side: as in `magnitude_histograms`.
-        head: as in `magnitude_histograms`.
-
-    Returns:
-        As `magnitude_histograms`.
-
+    NaN and 0 are omitted; every trace is scaled to its fullest bin. `chosen` highlights one head.
     """
-    return _of_one_layer(orientation_histograms_chart, head, orientation, side=side)
+    return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen, nouns)
 
 
 def orientation_histograms_chart(
@@ -129,36 +96,8 @@ def orientation_histograms_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Draws figure 8 for every layer and side."""
+    """Draws figure 8: the direction of updates over the tokens, one histogram per head from -1 to 1."""
     return _histograms(orientation, ORIENTATION_BINS, sides, chosen, nouns)
-
-
-def orientation_by_magnitude(
-    magnitude: Float[np.ndarray, "head token"],
-    orientation: Float[np.ndarray, "head token"],
-    attended: Integer[np.ndarray, "head token"],
-    tokens: Sequence[str],
-    *,
-    side: Side,
-    head: int | None = None,
-) -> go.Figure:
-    """Draws figure 9: the direction of updates against their size, one point for each head and token of one layer.
-
-    Args:
-        magnitude: ‖u‖ / ‖x‖; points that are NaN or 0 are left out.
-        orientation: cos(u, x); NaN where undefined.
-        attended: the key to which each token attends most; -1 for a token that sees only one key.
-        tokens: the text's tokens.
-        side: as in `magnitude_histograms`.
-        head: a head to highlight.
-
-    Returns:
-        A figure with a trace for each mark ("all self" and so on, in the traces' `meta`). With `head`, traces of the
-        "chosen" head lie on top; the last trace is the "legend". Each point's `customdata` begins with its head.
-
-    """
-    chart = partial(orientation_by_magnitude_chart, tokens=tokens)
-    return _of_one_layer(chart, head, magnitude, orientation, side=side, attended=attended)
 
 
 def orientation_by_magnitude_chart(
@@ -171,7 +110,7 @@ def orientation_by_magnitude_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Draws figure 9 for every layer and side."""
+    """Draws figure 9: the direction of updates against their size, one point for each head and token of a layer."""
     figure, slots = _points(_magnitudes(magnitude), _numbers(orientation), attended, tokens, chosen, nouns)
     hover = f"{_POINT_HOVER}<br>magnitude %{{x:.3g}}<br>orientation %{{y}}<extra></extra>"
     figure.update_traces(hovertemplate=hover).update_layout(
@@ -179,31 +118,6 @@ def orientation_by_magnitude_chart(
     )
     words = _titles({"magnitude": "xaxis", "orientation": "yaxis"}, sides)
     return Chart(figure, (*slots, *words, *_range_of(magnitude, "xaxis", sides)), clicks={"head": "customdata.0"})
-
-
-def magnitude_by_position(
-    magnitude: Float[np.ndarray, "head token"],
-    attended: Integer[np.ndarray, "head token"],
-    tokens: Sequence[str],
-    *,
-    side: Side,
-    head: int | None = None,
-) -> go.Figure:
-    """Draws figure 10: the size of updates along the text, for all heads of a layer, marked by where the heads attend.
-
-    Args:
-        magnitude: as in `orientation_by_magnitude`.
-        attended: as in `orientation_by_magnitude`.
-        tokens: the text's tokens.
-        side: as in `magnitude_histograms`.
-        head: as in `orientation_by_magnitude`.
-
-    Returns:
-        A figure with the traces of `orientation_by_magnitude`.
-
-    """
-    chart = partial(magnitude_by_position_chart, tokens=tokens)
-    return _of_one_layer(chart, head, magnitude, side=side, attended=attended)
 
 
 def magnitude_by_position_chart(
@@ -215,7 +129,7 @@ def magnitude_by_position_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Draws figure 10 for every layer and side."""
+    """Draws figure 10: the size of updates along the text, for all heads of a layer, by where the heads attend."""
     position = np.broadcast_to(np.arange(magnitude.shape[-1], dtype=np.float64), magnitude.shape)
     figure, slots = _points(_numbers(position), _magnitudes(magnitude), attended, tokens, chosen, nouns)
     hover = f"{_POINT_HOVER}<br>magnitude %{{y:.3g}}<extra></extra>"
@@ -232,19 +146,24 @@ _OF_LAYER: Final = ("side", "layer")
 _OF_HEAD: Final = ("side", "layer", "head")
 
 
-def _of_one_layer(
+def of_one_layer(
     chart: Callable[..., Chart],
-    head: int | None,
     *values: Float[np.ndarray, "head token"],
     side: Side,
+    head: int | None = None,
     attended: Integer[np.ndarray, "head token"] | None = None,
+    **options: Any,
 ) -> go.Figure:
-    """The chart of one layer and side, with its own range."""
+    """The chart of one layer and side, with its own range; `head` is highlighted.
+
+    `attended` is the key to which each token attends most; -1 for a token that sees only one key. The `meta` of a trace
+    is its head or its mark; a highlighted head lies on top.
+    """
     heads = len(values[0])
     if head is not None:
         index_of("head", head, heads, f"this layer has {heads} heads")
-    options = {} if attended is None else {"attended": attended[None]}
-    drawn = chart(*(array[None, None] for array in values), (side,), chosen=head is not None, **options)
+    keys = {} if attended is None else {"attended": attended[None]}
+    drawn = chart(*(array[None, None] for array in values), (side,), chosen=head is not None, **keys, **options)
     return drawn.figure(side=0, layer=0, head=head or 0)
 
 

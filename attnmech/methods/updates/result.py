@@ -220,14 +220,15 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         place = 0 if layer is None else self._place_of(layer)
         view = self.numbers(sequence)
         magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
-        attended = view.attended[place]
+        options: dict[str, Any] = {"side": side, "head": head}
         if figure == "magnitude":
-            return draw.magnitude_histograms(magnitude, side=side, head=head)
+            return draw.of_one_layer(draw.magnitude_histograms_chart, magnitude, **options)
         if figure == "orientation":
-            return draw.orientation_histograms(orientation, side=side, head=head)
+            return draw.of_one_layer(draw.orientation_histograms_chart, orientation, **options)
+        options |= {"attended": view.attended[place], "tokens": view.tokens}
         if figure == "orientation_by_magnitude":
-            return draw.orientation_by_magnitude(magnitude, orientation, attended, view.tokens, side=side, head=head)
-        return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
+            return draw.of_one_layer(draw.orientation_by_magnitude_chart, magnitude, orientation, **options)
+        return draw.of_one_layer(draw.magnitude_by_position_chart, magnitude, **options)
 
     def show(
         self,
