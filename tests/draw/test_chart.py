@@ -13,11 +13,10 @@ from attnmech.draw.ledger import REFERENCES, ledger_chart, row_ledger
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.methods.focus.figures import focus_chart, rank_lines_of
 from attnmech.methods.scores.figures import (
+    as_one,
     bars_chart,
     key_terms,
     key_terms_chart,
-    share_bars,
-    share_triangle,
     triangle_chart,
 )
 from attnmech.methods.updates.figures import (
@@ -58,10 +57,10 @@ def test_figures_1_to_3_are_those_of_the_head(view: ScoreNumbers, layer: int, he
     assert_same(only, attention_map(scores, tokens, outlined=4))
     assert_same(
         triangle_chart(view.ranked_share, view.ranked_key, tokens).figure(**chosen),
-        share_triangle(shares, keys, tokens),
+        triangle_chart(*as_one(shares, keys), tokens).figure(layer=0, head=0, rank=0),
     )
     bars = bars_chart(view.ranked_share, view.ranked_key, tokens).figure(**chosen)
-    assert_same(bars, share_bars(shares, keys, tokens, outlined=4))
+    assert_same(bars, bars_chart(*as_one(shares, keys), tokens).figure(layer=0, head=0, rank=0, query=4))
     assert_same(key_terms_chart(view.key_terms, tokens).figure(**chosen), key_terms(terms, tokens))
 
 

@@ -9,7 +9,7 @@ from attnmech.draw.attention_maps import attention_map, highest_key
 from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.style import MARKS, TERMS
 from attnmech.errors import InputError
-from attnmech.methods.scores.figures import key_terms, score_shares, share_bars, share_triangle
+from attnmech.methods.scores.figures import as_one, bars_chart, key_terms, score_shares, triangle_chart
 
 NAN = np.nan
 TOKENS = ["What", " does", " it", " do"]
@@ -22,6 +22,12 @@ SHARES = {
     "position": np.array([NAN, 0.1, 0.6, 0.25]),
 }
 KEYS = np.array([0, 1, 0, 1])
+
+
+def of_one(chart: Any, shares: Any, keys: Any, tokens: Any, query: int | None = None) -> Any:
+    """The figure of one head and rank."""
+    choice = {"layer": 0, "head": 0, "rank": 0} | ({} if query is None else {"query": query})
+    return chart(*as_one(shares, keys), tokens).figure(**choice)
 
 
 def by_meta(figure: Any) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def test_the_frame_is_drawn_around_the_row_asked_for() -> None:
 
 
 def test_the_triangle_holds_the_shares_by_where_the_key_stands() -> None:
-    traces = by_meta(share_triangle(SHARES, KEYS, TOKENS))
+    traces = by_meta(of_one(triangle_chart, SHARES, KEYS, TOKENS))
     corners = {mark: [list(traces[mark][corner]) for corner in "abc"] for mark in MARKS}
     assert corners == {
         "self": [[0.1], [0.2], [0.7]],
@@ -77,14 +83,14 @@ def test_the_triangle_holds_the_shares_by_where_the_key_stands() -> None:
 
 def test_a_term_that_the_model_lacks_has_share_0_and_its_corner_says_so() -> None:
     shares = {name: share for name, share in SHARES.items() if name != "position"}
-    figure = share_triangle(shares, KEYS, TOKENS)
+    figure = of_one(triangle_chart, shares, KEYS, TOKENS)
     assert all(value == 0 for trace in figure.data for value in trace.a)
     assert "not in this model" in figure.layout.ternary.aaxis.title.text
     assert "not in this model" not in figure.layout.ternary.baxis.title.text
 
 
 def test_bars_hold_every_share_in_one_order() -> None:
-    figure = share_bars(SHARES | {"softcap": np.zeros(4)}, KEYS, TOKENS)
+    figure = of_one(bars_chart, SHARES | {"softcap": np.zeros(4)}, KEYS, TOKENS)
     assert [trace.meta for trace in figure.data] == [*TERMS, "softcap"]
     for name, share in SHARES.items():
         np.testing.assert_array_equal(by_meta(figure)[name].x, share)
@@ -94,13 +100,13 @@ def test_bars_hold_every_share_in_one_order() -> None:
 
 def test_rows_without_a_key_of_this_rank_are_left_out() -> None:
     keys, shares = np.array([-1, -1, 1, 2]), {"query_key": np.array([NAN, NAN, 1.0, 1.0])}
-    assert [len(trace.a) for trace in share_triangle(shares, keys, TOKENS).data] == [0, 0, 2]
-    assert list(share_bars(shares, keys, TOKENS).data[0].customdata) == ["", "", "1 ·does", "2 ·it"]
+    assert [len(trace.a) for trace in of_one(triangle_chart, shares, keys, TOKENS).data] == [0, 0, 2]
+    assert list(of_one(bars_chart, shares, keys, TOKENS).data[0].customdata) == ["", "", "1 ·does", "2 ·it"]
 
 
 def test_both_halves_of_figure_2_stand_in_one_figure() -> None:
     figure = score_shares(SHARES, KEYS, TOKENS, rank=2)
-    halves = share_triangle(SHARES, KEYS, TOKENS).data + share_bars(SHARES, KEYS, TOKENS).data
+    halves = of_one(triangle_chart, SHARES, KEYS, TOKENS).data + of_one(bars_chart, SHARES, KEYS, TOKENS).data
     assert [(trace.type, trace.meta) for trace in figure.data] == [(trace.type, trace.meta) for trace in halves]
     assert figure.layout.legend.title.text == "the key of rank 2 is"
 
@@ -131,11 +137,9 @@ def test_every_figure_escapes_the_tokens(view: ScoreNumbers) -> None:
 def test_tokens_of_another_text_and_shares_of_no_term_are_refused() -> None:
     for draw in (
         lambda: attention_map(SCORES, TOKENS[:3]),
-        lambda: share_triangle(SHARES, KEYS, TOKENS[:3]),
-        lambda: share_bars(SHARES, KEYS, TOKENS[:3]),
         lambda: key_terms({"position": np.zeros(4)}, TOKENS[:3]),
     ):
         with pytest.raises(InputError, match="one entry for each of the 3 tokens; got 4"):
             draw()
     with pytest.raises(InputError, match="at least one term"):
-        share_bars({}, KEYS, TOKENS)
+        score_shares({}, KEYS, TOKENS, rank=0)

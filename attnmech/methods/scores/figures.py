@@ -1,7 +1,7 @@
 """The terms of one head's scores on one text: figures 2 and 3 of "Attention Focus Plots".
 
-Each `…_chart` takes the arrays of all layers and heads; the function named after the figure takes the arrays of one
-head and returns a plotly figure.
+Each `…_chart` takes the arrays of all layers and heads; `score_shares` and `key_terms` take those of one head, and
+return a plotly figure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,18 +35,20 @@ def score_shares(
     rank: int,
     key_tokens: Sequence[str] | None = None,
 ) -> go.Figure:
-    """Draws both parts of figure 2: `share_triangle` on the left, `share_bars` on the right.
+    """Draws both parts of figure 2: `triangle_chart` on the left, `bars_chart` on the right.
 
     Args:
-        shares: as in `share_triangle`.
-        keys: as in `share_triangle`.
+        shares: the share of each term in the score of `keys[i]` in row i, from 0 to 1, after each term is shifted by
+            its row minimum; NaN where undefined. Terms that this model lacks are left out of the mapping and count as
+            0.
+        keys: one key for each row, for example the one with the second highest score; -1 where there is none.
         tokens: the text's tokens.
         rank: the rank of the keys in their rows, 0 for the highest score; the figure's legend gives it.
-        key_tokens: as in `share_triangle`.
+        key_tokens: in cross-attention, the tokens to which `keys` refer; by default `tokens`.
 
     """
     _require_shares(shares, keys, tokens)
-    chart = score_shares_chart(*_as_one(shares, keys), tokens, key_tokens, first_rank=rank)
+    chart = score_shares_chart(*as_one(shares, keys), tokens, key_tokens, first_rank=rank)
     return chart.figure(layer=0, head=0, rank=0)
 
 
@@ -94,32 +96,6 @@ _SHARES_ONE_BELOW_THE_OTHER: Final = {
 """The layout of figure 2 in one column of a paper."""
 
 
-def share_triangle(
-    shares: Mapping[str, Float[np.ndarray, " query"]],
-    keys: Integer[np.ndarray, " query"],
-    tokens: Sequence[str],
-    key_tokens: Sequence[str] | None = None,
-) -> go.Figure:
-    """Draws figure 2, left: each row as a point between the three terms of one key's score.
-
-    Args:
-        shares: the share of each term in the score of `keys[i]` in row i, from 0 to 1, after each term is shifted by
-            its row minimum; NaN where undefined. Terms that this model lacks are left out of the mapping and count as
-            0.
-        keys: one key for each row, for example the one with the second highest score; -1 where there is none.
-        tokens: the text's tokens.
-        key_tokens: in cross-attention, the tokens to which `keys` refer; by default `tokens`.
-
-    Returns:
-        Three traces, for keys at the query itself ("self"), at the first token ("first") and elsewhere ("other"), named
-        in the traces' `meta`; in cross-attention "first", "last" and "other". Terms without a corner are left out, and
-        the three terms are drawn relative to their sum.
-
-    """
-    _require_shares(shares, keys, tokens)
-    return triangle_chart(*_as_one(shares, keys), tokens, key_tokens).figure(layer=0, head=0, rank=0)
-
-
 def triangle_chart(
     shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
@@ -128,7 +104,12 @@ def triangle_chart(
     *,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 2, left, for every head and rank, and for every split if there are several."""
+    """Figure 2, left, for every head and rank (and split): each row as a point between three terms of a key's score.
+
+    Three traces, for keys at the query itself ("self"), at the first token ("first") and elsewhere ("other"), named in
+    the traces' `meta`; in cross-attention "first", "last" and "other". Terms without a corner are left out, and the
+    three terms are drawn relative to their sum.
+    """
     labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
     by_rank, key = _by_rank(shares, keys)
     defined = np.isfinite(np.stack([share.values for share in by_rank.values()])).all(axis=0)
@@ -194,32 +175,6 @@ def _outside(shares: Mapping[str, ByChoice], names: Sequence[str], *place: int) 
     return f"outside the triangle, mean over rows: {', '.join(means)}" if means else ""
 
 
-def share_bars(
-    shares: Mapping[str, Float[np.ndarray, " query"]],
-    keys: Integer[np.ndarray, " query"],
-    tokens: Sequence[str],
-    *,
-    outlined: int | None = None,
-    key_tokens: Sequence[str] | None = None,
-) -> go.Figure:
-    """Draws figure 2, right: the shares of `share_triangle` as one stacked bar per query token.
-
-    Args:
-        shares: as in `share_triangle`; terms without a corner also have bars.
-        keys: one key for each row; -1 where there is none.
-        tokens: the text's tokens.
-        outlined: the query token whose bar gets a frame.
-        key_tokens: as in `share_triangle`.
-
-    Returns:
-        One trace per term (the trace's `meta`).
-
-    """
-    _require_shares(shares, keys, tokens)
-    chart = bars_chart(*_as_one(shares, keys), tokens, key_tokens, framed=outlined is not None)
-    return chart.figure(layer=0, head=0, rank=0, query=outlined or 0)
-
-
 def bars_chart(
     shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
@@ -229,7 +184,7 @@ def bars_chart(
     framed: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 2, right, for every head and rank."""
+    """Figure 2, right, for every head and rank: the shares as one stacked bar per query; one trace per term."""
     labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
     by_rank, key = _by_rank(shares, keys)
     named = ByChoice(np.where(key < 0, len(key_labels), key), _OF_RANK, words=(*key_labels, ""))
@@ -344,7 +299,7 @@ def _by_rank(
     return by_rank, np.moveaxis(keys, -1, 2)
 
 
-def _as_one(
+def as_one(
     shares: Mapping[str, Float[np.ndarray, " query"]], keys: Integer[np.ndarray, " query"]
 ) -> tuple[dict[str, Float[np.ndarray, "1 1 query 1"]], Integer[np.ndarray, "1 1 query 1"]]:
     """Reshapes the shares and keys of one head and rank to the shape used for all heads and ranks."""
