@@ -241,14 +241,14 @@ class Comparison(PagedResult):
             return self.divergence.diagonal(dim1=-2, dim2=-1)
         return self.divergence.gather(-1, self.matching[..., None])[..., 0]
 
-    def plot(self, statistic: str | None = None) -> "go.Figure":
+    def plot(self, figure: str | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by the difference; pale where it is not clear.
 
-        Without a statistic, and if that of the map was not measured, coloured by the divergence of patterns.
+        Without `figure`, the name of a statistic, and if that of the map was not measured, coloured by the divergence of patterns.
         """
-        if statistic is None and not self._is_measured:
+        if figure is None and not self._is_measured:
             return effect_map(self._compared, layers=self.layers, label="divergence of patterns, nats", signed=False)
-        name = self.shown if statistic is None else option("statistic", statistic, self.statistics)
+        name = self.shown if figure is None else option("figure", figure, self.statistics)
         number = self.statistics.index(name)
         value, low, high = (values[number].numpy() for values in (self.difference, self.low, self.high))
         known = bool(self.low[number].isfinite().any())

@@ -366,9 +366,9 @@ class OVTokens(TokenStatistics, PagedResult):
 
     # -- how the result is shown ------------------------------------------------------------------------------
 
-    def plot(self, statistic: str = "copied") -> "go.Figure":
-        """Draws layers × heads, coloured by "own_rank", "copied", "suppressed" or "successor"."""
-        option("statistic", statistic, STATISTICS)
+    def plot(self, figure: str | None = None) -> "go.Figure":
+        """Draws layers × heads, coloured by "own_rank", "copied" (the default), "suppressed" or "successor"."""
+        statistic = "copied" if figure is None else option("figure", figure, STATISTICS)
         label = STATISTICS[statistic].axis
         return effect_map(self._by_head(statistic), layers=self.layers, label=label, signed=False)
 

@@ -190,9 +190,12 @@ class Composition(PagedResult):
         whole["ratio"] = whole["score"] / self.baseline
         return whole.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
-    def plot(self, kind: str = "v") -> "go.Figure":
-        """Draws layers × heads, coloured by each head's highest score with an earlier head, minus the baseline."""
-        scores = getattr(self, option("kind", kind, KINDS))
+    def plot(self, figure: str | None = None) -> "go.Figure":
+        """Draws layers × heads: each head's highest score of a kind (by default "v") with an earlier head, minus the
+        baseline.
+        """
+        kind = "v" if figure is None else option("figure", figure, KINDS)
+        scores = getattr(self, kind)
         best = scores.nan_to_num(-torch.inf).flatten(0, 1).amax(dim=0)
         best = best.masked_fill(best.isinf(), torch.nan)[list(self.layers)]
         none = torch.full_like(best, torch.nan).numpy()
