@@ -257,7 +257,9 @@ def test_options_of_results() -> None:
             for level in ("1", None, NAN, 0, 1, True, [0.9])
         ),
         (lambda: focus["entropy"].interval(-1), InputError, "`level` must be a finite number"),
-        (lambda: focus.mean(5), InputError, "`statistic` must be one of"),
+        (lambda: focus[5], InputError, "`statistic` must be one of"),
+        (lambda: focus.interval("entropy"), InputError, 'those of result["entropy"]'),
+        (lambda: focus.mean("entropy"), AttributeError, 'result["NAME"] is a statistic'),
         (lambda: focus.where(rows=5), InputError, "`rows` must be True or False for each of the [2, "),
         (lambda: focus.sink_share(1.5), InputError, "`position` must be from 0 to"),
         (

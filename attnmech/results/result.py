@@ -45,7 +45,8 @@ class Result(SavesFigures, ABC):
     if not TYPE_CHECKING:  # type checkers report missing attributes by themselves
 
         def __getattr__(self, name: str) -> Any:
-            message = f"{type(self).__name__!r} has no {name!r}; `to_frame()` gives its numbers as a table"
+            named = ' result["NAME"] is a statistic with its mean and intervals, and' if hasattr(type(self), "MAIN") else ""
+            message = f"{type(self).__name__!r} has no {name!r};{named} `to_frame()` gives its numbers as a table"
             raise AttributeError(message, name=name, obj=self)
 
     def __sub__(self, other: Any) -> Self:

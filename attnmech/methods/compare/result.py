@@ -244,7 +244,8 @@ class Comparison(PagedResult):
     def plot(self, figure: str | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by the difference; pale where it is not clear.
 
-        Without `figure`, the name of a statistic, and if that of the map was not measured, coloured by the divergence of patterns.
+        `figure` is the name of a statistic. Without it, and if that of the map was not measured, the colour is the
+        divergence of patterns.
         """
         if figure is None and not self._is_measured:
             return effect_map(self._compared, layers=self.layers, label="divergence of patterns, nats", signed=False)

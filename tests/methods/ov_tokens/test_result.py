@@ -449,7 +449,7 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
 def test_unknown_statistics_and_kinds() -> None:
     result = am.ov_tokens(models.hooked("gpt2"), IDS, layers=[1])
     for call, message in (
-        (lambda: result.plot("mean"), "`statistic` must be one of own_rank, copied, suppressed"),
+        (lambda: result.plot("mean"), "`figure` must be one of own_rank, copied, suppressed"),
         (lambda: result.chance("mean"), "`statistic` must be one of"),
         (lambda: result.pairs_of(1, 0, "top"), "`which` must be one of raised, lowered"),
         (lambda: result.pairs_of(0, 0), "`layer` must be one of the layers measured"),
