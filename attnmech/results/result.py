@@ -45,8 +45,8 @@ class Result(SavesFigures, ABC):
     if not TYPE_CHECKING:  # type checkers report missing attributes by themselves
 
         def __getattr__(self, name: str) -> Any:
-            named = ' result["NAME"] is a statistic with its mean and intervals, and' if hasattr(type(self), "MAIN") else ""
-            message = f"{type(self).__name__!r} has no {name!r};{named} `to_frame()` gives its numbers as a table"
+            one = ' result["NAME"] is a statistic with its mean and intervals, and' * hasattr(type(self), "MAIN")
+            message = f"{type(self).__name__!r} has no {name!r};{one} `to_frame()` gives its numbers as a table"
             raise AttributeError(message, name=name, obj=self)
 
     def __sub__(self, other: Any) -> Self:
