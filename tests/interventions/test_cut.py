@@ -110,5 +110,5 @@ def test_a_model_that_looks_ahead_has_kl_alone(tmp_path: Path) -> None:
     assert found.loss is None and int((~found.kl.isnan()).sum()) == 6
     again = am.load_result(found.save(tmp_path / "found.safetensors"))
     torch.testing.assert_close(again.kl, found.kl, equal_nan=True)
-    with pytest.raises(InputError, match='metric="kl"'):
+    with pytest.raises(InputError, match='use "kl"'):
         found.plot("loss")
