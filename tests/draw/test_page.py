@@ -185,7 +185,7 @@ def test_a_section_of_other_layers_or_tokens_is_refused(
 
 
 def test_a_page_of_4_layers_8_heads_and_64_tokens_is_small() -> None:
-    """Less than 4 megabytes, of which figures 4 to 10 take 200 kilobytes."""
+    """Less than 4 megabytes; figures 4 to 10 take 200 kilobytes."""
     layers, heads, count = 4, 8, 64
     generator = np.random.default_rng(0)
     fraction = generator.uniform(size=(layers, heads)).astype(np.float32)
