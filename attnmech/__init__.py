@@ -25,7 +25,6 @@ except KeyboardInterrupt:
     if sys.argv[0] != "-m" and basename(sys.argv[0]).partition(".")[0] != "attnmech":
         raise
     sys.stderr.write("\ninterrupted\n")
-    eval("130")  # as in `attnmech.__main__`
     sys.exit(130)
 
 

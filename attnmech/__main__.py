@@ -38,9 +38,6 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         sys.exit(130)
-    finally:
-        # After Ctrl-C during an `eval`, Python ends by the signal and not with the exit status, unless another follows.
-        eval("130")
 
 
 if __name__ == "__main__":

@@ -411,8 +411,8 @@ def test_ctrl_c(attnmech: Command, tmp_path: Path, corpus: Path) -> None:
     ],
 )  # fmt: skip
 def test_ctrl_c_during_imports(tmp_path: Path, module: str) -> None:
-    """The signal comes within an `exec` of the import, after which Python would end by the signal; transformers turns
-    Ctrl-C into another error."""
+    """Within an `exec` of the import, Python ends by the signal, which shells show as 130 too; transformers turns Ctrl-C
+    into another error."""
     script = (
         "import os, runpy, signal, sys\n"
         "class Finder:\n"
@@ -424,7 +424,7 @@ def test_ctrl_c_during_imports(tmp_path: Path, module: str) -> None:
         "runpy.run_module('attnmech', run_name='__main__')\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr.split(), ended.stdout) == (130, ["interrupted"], "")
+    assert ended.returncode in (130, -signal.SIGINT) and (ended.stderr.split(), ended.stdout) == (["interrupted"], "")
     assert not list(tmp_path.iterdir())
 
 

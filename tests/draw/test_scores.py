@@ -24,10 +24,9 @@ SHARES = {
 KEYS = np.array([0, 1, 0, 1])
 
 
-def of_one(chart: Any, shares: Any, keys: Any, tokens: Any, query: int | None = None) -> Any:
+def of_one(chart: Any, shares: Any, keys: Any, tokens: Any) -> Any:
     """The figure of one head and rank."""
-    choice = {"layer": 0, "head": 0, "rank": 0} | ({} if query is None else {"query": query})
-    return chart(*as_one(shares, keys), tokens).figure(**choice)
+    return chart(*as_one(shares, keys), tokens).figure(layer=0, head=0, rank=0, query=0)
 
 
 def by_meta(figure: Any) -> dict[str, Any]:
