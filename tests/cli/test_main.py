@@ -411,8 +411,10 @@ def test_ctrl_c(attnmech: Command, tmp_path: Path, corpus: Path) -> None:
     ],
 )  # fmt: skip
 def test_ctrl_c_during_imports(tmp_path: Path, module: str) -> None:
-    """Within an `exec` of the import, Python ends by the signal, which shells show as 130 too; transformers turns Ctrl-C
-    into another error."""
+    """Within an `exec` of the import, Python ends by the signal, which shells show as 130 too.
+
+    transformers turns Ctrl-C into another error.
+    """
     script = (
         "import os, runpy, signal, sys\n"
         "class Finder:\n"
