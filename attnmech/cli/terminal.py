@@ -75,8 +75,9 @@ class Rows:
 
     @property
     def present(self) -> Sequence[Column]:
-        """The columns that the frame has."""
-        return [column for column in self.columns if column.name in self.frame]
+        """The columns that the frame has; ends of intervals only if some are known."""
+        there = [column for column in self.columns if column.name in self.frame]
+        return [column for column in there if column.unit != "95 %" or self.frame[column.name].notna().any()]
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,12 @@ def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], fr
 
 
 def table_html(frame: pd.DataFrame) -> str:
-    """A table that scrolls within the page, with the note on its intervals."""
+    """A table that scrolls within the page, with the note on its intervals; ends of unknown intervals are left out."""
     note = f"<p>{html_text(frame.attrs['intervals'])}</p>" if "intervals" in frame.attrs else ""
-    html = frame.to_html(index=False, escape=True, border=0, na_rep="", float_format=lambda value: f"{value:.3g}")
+    known = [name for name in frame if not (str(name).endswith(("_low", "_high")) and frame[name].isna().all())]
+    html = frame[known].to_html(
+        index=False, escape=True, border=0, na_rep="", float_format=lambda value: f"{value:.3g}"
+    )
     return f'{note}<div class="table attnmech-table">{html}</div>'
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Final, Self
 
 import pandas as pd
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -95,7 +96,7 @@ class Quantity:
     @property
     def per_text(self) -> Float[Tensor, "*place text"]:
         """The value on each text, copies included; NaN where a text has none."""
-        return self._all(self.every.per_text)
+        return torch.stack([self.places.spread(values) for values in self.every.per_text.unbind(-1)], dim=-1)
 
     @property
     def texts(self) -> Int[Tensor, "*place"]:
