@@ -213,7 +213,7 @@ class Table(WithQuantities):
 
     def _label_of(self, name: str) -> str:
         """The label of a statistic's scale, with its unit."""
-        return self.STATISTICS[name].axis
+        return self._statistic(name).axis
 
     @property
     def _labels(self) -> Mapping[str, str]:

@@ -26,7 +26,7 @@ to all earlier segments, and to all later segments.
 
 def _excess(part: str) -> Statistic:
     meaning = f"`{part}` minus its baseline, attention by distance in tokens alone."
-    return Statistic(meaning=meaning, label="share above baseline", tested=True, bounds=(-1.0, 1.0))
+    return Statistic(meaning=meaning, label=f"{part}: share above baseline", tested=True, bounds=(-1.0, 1.0))
 
 
 class SegmentStatistics:
