@@ -12,13 +12,7 @@ from attnmech.draw.head_maps import effect_map
 from attnmech.draw.ledger import REFERENCES, ledger_chart, row_ledger
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.methods.focus.figures import focus_chart, rank_lines_of
-from attnmech.methods.scores.figures import (
-    as_one,
-    bars_chart,
-    key_terms,
-    key_terms_chart,
-    triangle_chart,
-)
+from attnmech.methods.scores.figures import bars_chart, key_terms_chart, triangle_chart
 from attnmech.methods.updates.figures import (
     magnitude_by_position_chart,
     magnitude_histograms_chart,
@@ -44,9 +38,9 @@ def assert_same(figure: Any, expected: Any) -> None:
 def test_figures_1_to_3_are_those_of_the_head(view: ScoreNumbers, layer: int, head: int, rank: int) -> None:
     tokens, chosen = view.tokens, {"layer": layer, "head": head, "rank": rank, "query": 4}
     scores, pattern = view.scores[layer, head], view.pattern[layer, head]
-    keys = view.ranked_key[layer, head, :, rank]
-    shares = {name: share[layer, head, :, rank] for name, share in view.ranked_share.items()}
-    terms = {name: term[layer, head] for name, term in view.key_terms.items()}
+    one = np.ix_([layer], [head], range(len(tokens)), [rank])
+    shares = {name: share[one] for name, share in view.ranked_share.items()}
+    terms = {name: term[[[layer]], [head]] for name, term in view.key_terms.items()}
     for place, measure in enumerate(MEASURES):
         filled = attention_chart(view.scores, view.pattern, tokens=tokens).figure(**chosen, measure=place)
         assert [trace.visible for trace in filled.data[:3]] == [place == other for other in range(3)]
@@ -57,11 +51,12 @@ def test_figures_1_to_3_are_those_of_the_head(view: ScoreNumbers, layer: int, he
     assert_same(only, attention_map(scores, tokens, outlined=4))
     assert_same(
         triangle_chart(view.ranked_share, view.ranked_key, tokens).figure(**chosen),
-        triangle_chart(*as_one(shares, keys), tokens).figure(layer=0, head=0, rank=0),
+        triangle_chart(shares, view.ranked_key[one], tokens).figure(layer=0, head=0, rank=0),
     )
     bars = bars_chart(view.ranked_share, view.ranked_key, tokens).figure(**chosen)
-    assert_same(bars, bars_chart(*as_one(shares, keys), tokens).figure(layer=0, head=0, rank=0, query=4))
-    assert_same(key_terms_chart(view.key_terms, tokens).figure(**chosen), key_terms(terms, tokens))
+    assert_same(bars, bars_chart(shares, view.ranked_key[one], tokens).figure(layer=0, head=0, rank=0, query=4))
+    of_head = key_terms_chart(terms, tokens).figure(layer=0, head=0)
+    assert_same(key_terms_chart(view.key_terms, tokens).figure(**chosen), of_head)
 
 
 @pytest.mark.parametrize(("layer", "head", "query"), [(0, 0, 6), (1, 2, 3), (0, 1, 0)])

@@ -9,11 +9,16 @@ import plotly.graph_objects as go
 from IPython.core.formatters import DisplayFormatter
 
 from attnmech.draw.figure import Figure
-from attnmech.methods.scores.figures import key_terms
+from attnmech.methods.scores.figures import key_terms_chart
+
+
+def key_terms(terms: dict[str, list[float]], tokens: list[str]) -> Figure:
+    chart = key_terms_chart({name: np.array([[values]]) for name, values in terms.items()}, tokens)
+    return chart.figure(layer=0, head=0)
 
 
 def test_ipython_shows_the_numbers_as_html_alone() -> None:
-    figure = key_terms({"position": np.array([0.0, 1.0, 5.0])}, ["</script>", " b", " c"])
+    figure = key_terms({"position": [0.0, 1.0, 5.0]}, ["</script>", " b", " c"])
     bundle, _ = DisplayFormatter().format(figure)
     assert set(bundle) == {"text/html", "text/plain"}
     (numbers,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', bundle["text/html"])
@@ -22,7 +27,7 @@ def test_ipython_shows_the_numbers_as_html_alone() -> None:
 
 
 def test_a_changed_or_copied_figure_is_still_one() -> None:
-    figure = key_terms({"position": np.array([0.0, 1.0, 5.0])}, ["a", " b", " c"]).update_layout(height=300)
+    figure = key_terms({"position": [0.0, 1.0, 5.0]}, ["a", " b", " c"]).update_layout(height=300)
     assert isinstance(figure, go.Figure)
     assert isinstance(figure, Figure)
     assert pickle.loads(pickle.dumps(figure)) == figure
@@ -30,7 +35,7 @@ def test_a_changed_or_copied_figure_is_still_one() -> None:
 
 
 def test_the_numbers_of_a_figure_as_a_table() -> None:
-    lines = key_terms({"position": np.array([0.0, 1.0, 5.0]), "key_bias": np.array([2.0, 3.0, 4.0])}, ["<s>", "b", "c"])
+    lines = key_terms({"position": [0.0, 1.0, 5.0], "key_bias": [2.0, 3.0, 4.0]}, ["<s>", "b", "c"])
     frame = lines.to_frame()
     assert len(lines.data) == 2 and frame.trace.nunique() == 2
     for drawn in lines.data:

@@ -9,7 +9,7 @@ from attnmech.draw.attention_maps import attention_map, highest_key
 from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.style import MARKS, TERMS
 from attnmech.errors import InputError
-from attnmech.methods.scores.figures import as_one, bars_chart, key_terms, score_shares, triangle_chart
+from attnmech.methods.scores.figures import bars_chart, key_terms_chart, score_shares_chart, triangle_chart
 
 NAN = np.nan
 TOKENS = ["What", " does", " it", " do"]
@@ -26,7 +26,14 @@ KEYS = np.array([0, 1, 0, 1])
 
 def of_one(chart: Any, shares: Any, keys: Any, tokens: Any) -> Any:
     """The figure of one head and rank."""
-    return chart(*as_one(shares, keys), tokens).figure(layer=0, head=0, rank=0, query=0)
+    of_all = {name: share[None, None, :, None] for name, share in shares.items()}
+    return chart(of_all, keys[None, None, :, None], tokens).figure(layer=0, head=0, rank=0, query=0)
+
+
+def key_terms(terms: Any) -> Any:
+    """Figure 3 of one head."""
+    chart = key_terms_chart({name: term[None, None] for name, term in terms.items()}, TOKENS)
+    return chart.figure(layer=0, head=0)
 
 
 def by_meta(figure: Any) -> dict[str, Any]:
@@ -104,7 +111,9 @@ def test_rows_without_a_key_of_this_rank_are_left_out() -> None:
 
 
 def test_both_halves_of_figure_2_stand_in_one_figure() -> None:
-    figure = score_shares(SHARES, KEYS, TOKENS, rank=2)
+    shares = {name: share[None, None, :, None].repeat(3, axis=3) for name, share in SHARES.items()}
+    keys = KEYS[None, None, :, None].repeat(3, axis=3)
+    figure = score_shares_chart(shares, keys, TOKENS).figure(layer=0, head=0, rank=2)
     halves = of_one(triangle_chart, SHARES, KEYS, TOKENS).data + of_one(bars_chart, SHARES, KEYS, TOKENS).data
     assert [(trace.type, trace.meta) for trace in figure.data] == [(trace.type, trace.meta) for trace in halves]
     assert figure.layout.legend.title.text == "the key of rank 2 is"
@@ -112,33 +121,24 @@ def test_both_halves_of_figure_2_stand_in_one_figure() -> None:
 
 def test_key_terms_are_shown_minus_their_mean() -> None:
     terms = {"position": np.array([0.0, 1.0, 2.0, 5.0]), "key_bias": np.array([3.0, 3.0, 3.0, 7.0])}
-    traces = by_meta(key_terms(terms, TOKENS))
+    traces = by_meta(key_terms(terms))
     assert traces["position"].y.tolist() == [-2, -1, 0, 3]
     assert traces["key_bias"].y.tolist() == [-1, -1, -1, 3]
-    without = key_terms({}, TOKENS)
+    without = key_terms({})
     assert not without.data and "depends on the key alone" in without.layout.annotations[0].text
 
 
 def test_every_figure_escapes_the_tokens(view: ScoreNumbers) -> None:
-    scores, keys = view.scores[0, 0], view.ranked_key[0, 0, :, 0]
-    shares = {name: share[0, 0, :, 0] for name, share in view.ranked_share.items()}
-    terms = {name: term[0, 0] for name, term in view.key_terms.items()}
     for figure in (
-        attention_map(scores, view.tokens),
-        score_shares(shares, keys, view.tokens, rank=0),
-        key_terms(terms, view.tokens),
+        attention_map(view.scores[0, 0], view.tokens),
+        score_shares_chart(view.ranked_share, view.ranked_key, view.tokens).figure(layer=0, head=0, rank=0),
+        key_terms_chart(view.key_terms, view.tokens).figure(layer=0, head=0),
     ):
         written = figure.to_json()
         assert not any(tag in written for tag in ("<img", "<a ", "u003cimg"))
         assert "img" in written
 
 
-def test_tokens_of_another_text_and_shares_of_no_term_are_refused() -> None:
-    for draw in (
-        lambda: attention_map(SCORES, TOKENS[:3]),
-        lambda: key_terms({"position": np.zeros(4)}, TOKENS[:3]),
-    ):
-        with pytest.raises(InputError, match="one entry for each of the 3 tokens; got 4"):
-            draw()
-    with pytest.raises(InputError, match="at least one term"):
-        score_shares({}, KEYS, TOKENS, rank=0)
+def test_tokens_of_another_text_are_refused() -> None:
+    with pytest.raises(InputError, match="one entry for each of the 3 tokens; got 4"):
+        attention_map(SCORES, TOKENS[:3])

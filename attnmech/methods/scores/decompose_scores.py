@@ -40,7 +40,7 @@ from ...model.stack.ledger import ScoreAudit
 from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.mean_qk import MeanQK
-from .figures import key_terms, score_shares, score_shares_chart
+from .figures import key_terms_chart, score_shares_chart
 from .section import score_sections
 from .terms_of_scores import SplitScores
 from .wavelength_figures import dimension_bars
@@ -222,10 +222,10 @@ class ScoreDecomposition(SplitScores):
             scores, pattern = view.scores[0, head], view.pattern[0, head]
             return attention_map(scores, view.tokens, measure=measure, pattern=pattern, keys=others)
         if figure == "key_terms":
-            return key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.key_tokens)
+            return key_terms_chart(view.key_terms, view.key_tokens).figure(layer=0, head=head)
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
-        shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
-        return score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
+        chart = score_shares_chart(view.ranked_share, view.ranked_key, view.tokens, others)
+        return chart.figure(layer=0, head=head, rank=rank)
 
     def show(self, figure: str = "row_ledger", *, layer: int | None = None, head: int = 0, **options: Any) -> View:
         """Shows a figure of `plot` with controls for the layer and the head; `options` are those of `plot`.

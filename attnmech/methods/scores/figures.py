@@ -1,8 +1,4 @@
-"""The terms of one head's scores on one text: figures 2 and 3 of "Attention Focus Plots".
-
-Each `…_chart` takes the arrays of all layers and heads; `score_shares` and `key_terms` take those of one head, and
-return a plotly figure.
-"""
+"""The terms of each head's scores on one text: figures 2 and 3 of "Attention Focus Plots"."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,16 +6,13 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Integer
 
 from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice, Chart, Slot, height_of_rows, row_frame, token_axis, with_split
 from ...draw.figure import Figure
-from ...draw.patterns import require_length
 from ...draw.style import FIGURE_STYLE, TERMS, marks_for, marks_of, term_order, term_style
 from ...draw.text import percent, token_labels
-from ...errors import InputError
 
 TRIANGLE_CORNERS: Final = {"a": "position", "b": "key_bias", "c": "query_key"}
 """The term at each corner of the ternary plot: a at the top, b on the left, c on the right."""
@@ -27,40 +20,18 @@ TRIANGLE_CORNERS: Final = {"a": "position", "b": "key_bias", "c": "query_key"}
 _LEGEND_ABOVE: Final = {"yref": "container", "y": 0.995, "yanchor": "top"}
 
 
-def score_shares(
-    shares: Mapping[str, Float[np.ndarray, " query"]],
-    keys: Integer[np.ndarray, " query"],
-    tokens: Sequence[str],
-    *,
-    rank: int,
-    key_tokens: Sequence[str] | None = None,
-) -> go.Figure:
-    """Draws both parts of figure 2: `triangle_chart` on the left, `bars_chart` on the right.
-
-    Args:
-        shares: the share of each term in the score of `keys[i]` in row i, from 0 to 1, after each term is shifted by
-            its row minimum; NaN where undefined. Terms that this model lacks are left out of the mapping and count as
-            0.
-        keys: one key for each row, for example the one with the second highest score; -1 where there is none.
-        tokens: the text's tokens.
-        rank: the rank of the keys in their rows, 0 for the highest score; the figure's legend gives it.
-        key_tokens: in cross-attention, the tokens to which `keys` refer; by default `tokens`.
-
-    """
-    _require_shares(shares, keys, tokens)
-    chart = score_shares_chart(*as_one(shares, keys), tokens, key_tokens, first_rank=rank)
-    return chart.figure(layer=0, head=0, rank=0)
-
-
 def score_shares_chart(
     shares: Mapping[str, Float[np.ndarray, "layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
     tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
-    *,
-    first_rank: int = 0,
 ) -> Chart:
-    """Both parts of figure 2 in one figure, for every head and rank; the ranks begin with `first_rank`."""
+    """Both parts of figure 2 in one figure, for every head and rank: `triangle_chart` left, `bars_chart` right.
+
+    `shares` are those of each term in the score of `keys[i]` in row i, from 0 to 1, after each term is shifted by its
+    row minimum; NaN where undefined. Terms that this model lacks are left out of the mapping and count as 0. `keys` are
+    -1 where a row has no key of that rank.
+    """
     left = triangle_chart(shares, keys, tokens, key_tokens)
     right = bars_chart(shares, keys, tokens, key_tokens, framed=False)
     triangle, bars, before = left.template, right.template, len(left.template.data)
@@ -75,7 +46,7 @@ def score_shares_chart(
         margin={"t": 60},
         meta={"narrow": _SHARES_ONE_BELOW_THE_OTHER},
     )
-    ranks = np.array([f"the key of rank {first_rank + rank} is" for rank in range(keys.shape[3])], dtype=object)
+    ranks = np.array([f"the key of rank {rank} is" for rank in range(keys.shape[3])], dtype=object)
     slots = [slot for slot in left.slots if slot.path.startswith("data.")]
     for slot in right.slots:
         _, place, rest = slot.path.split(".", 2)
@@ -221,33 +192,14 @@ def bars_chart(
     return Chart(figure, (*slots, *(follow if framed else ())), clicks={"query": "y"})
 
 
-def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[str]) -> go.Figure:
-    """Draws figure 3: each term that depends on the key alone, plotted along the keys minus its mean over the keys.
-
-    Adding one number to the scores of all keys leaves the softmax unchanged, so only the trend matters.
-
-    >>> figure = key_terms({"position": np.array([1.0, 3.0])}, ["What", " does"])
-    >>> figure.data[0].y.tolist()
-    [-1.0, 1.0]
-
-    Args:
-        terms: each term's value at each key, in units of the score before softmax; may be empty.
-        tokens: the text's tokens.
-
-    Returns:
-        A figure with one line per term (the trace's `meta`); without terms, a figure that says so in a sentence.
-
-    """
-    for name, values in terms.items():
-        require_length(len(values), tokens, name)
-    chart = key_terms_chart({name: values[None, None] for name, values in terms.items()}, tokens)
-    return chart.figure(layer=0, head=0)
-
-
 def key_terms_chart(
     terms: Mapping[str, Float[np.ndarray, "*split layer head key"]], tokens: Sequence[str], *, nouns: Nouns = TEXT
 ) -> Chart:
-    """Figure 3 for every head, and for every split if there are several."""
+    """Figure 3 for every head (and split): each term that depends on the key alone, minus its mean over the keys.
+
+    Adding one number to the scores of all keys leaves the softmax unchanged, so only the trend matters. One line per
+    term (the trace's `meta`); without terms, the figure says so in a sentence.
+    """
     labels = token_labels(tokens)
     figure, slots = Figure(), []
     for place, name in enumerate(sorted(terms, key=term_order)):
@@ -299,13 +251,6 @@ def _by_rank(
     return by_rank, np.moveaxis(keys, -1, 2)
 
 
-def as_one(
-    shares: Mapping[str, Float[np.ndarray, " query"]], keys: Integer[np.ndarray, " query"]
-) -> tuple[dict[str, Float[np.ndarray, "1 1 query 1"]], Integer[np.ndarray, "1 1 query 1"]]:
-    """Reshapes the shares and keys of one head and rank to the shape used for all heads and ranks."""
-    return {name: share[None, None, :, None] for name, share in shares.items()}, keys[None, None, :, None]
-
-
 def _no_key_terms() -> dict[str, object]:
     return {
         "text": "No term of this model's score depends on the key alone.",
@@ -315,14 +260,3 @@ def _no_key_terms() -> dict[str, object]:
         "y": 0.5,
         "showarrow": False,
     }
-
-
-def _require_shares(
-    shares: Mapping[str, Float[np.ndarray, " query"]],
-    keys: Integer[np.ndarray, " query"],
-    tokens: Sequence[str],
-) -> None:
-    if not shares:
-        raise InputError("`shares` must hold at least one term, such as 'query_key'; got none.")
-    for name, share in {"keys": keys, **shares}.items():
-        require_length(len(share), tokens, name)
