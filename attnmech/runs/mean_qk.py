@@ -51,7 +51,7 @@ def mean_qk(
             of each text.
         layers: the layers; by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Sums and counts, `[layer place head d_head]`, with `mean_query` and `mean_key`; `save` and `merged`.

@@ -39,6 +39,8 @@ class StreamOptions(CorpusOptions, total=False):
 
     shard: tuple[int, int]
     """(k, n) takes every n-th document from the k-th on."""
+    keep_rows: bool | None
+    """Whether the numbers of every row are kept; by default those of a text or a list."""
 
 
 class MeasuringOptions(CommonOptions, total=False):

@@ -154,7 +154,7 @@ class RowMeans(TextResult):
             if result.parts is not None:
                 raise InputError("differences cannot be merged; merge the results of each corpus, then subtract.")
             if "values" in result.state:
-                raise InputError("results of a list of texts cannot be merged; use iterators of texts.")
+                raise InputError("results that keep rows cannot be merged; measure with keep_rows=False.")
             if (result.provenance.weights, result.provenance.edits, result._kind) != (
                 self.provenance.weights,
                 self.provenance.edits,
@@ -257,7 +257,10 @@ class RowMeans(TextResult):
         return places[0].tolist(), places[1].tolist()
 
     def _row(self, name: str) -> Tensor:
-        return self._kept(name, "rows are kept for texts that are run together (a string or a list), not for a corpus")
+        return self._kept(
+            name,
+            "rows are kept for texts that are run together (a string or a list, or keep_rows=True), not for a corpus",
+        )
 
     def _sums(self, name: str) -> Tensor:
         """An entry `[class ...]` summed over the classes that count."""

@@ -15,7 +15,7 @@ from ..batch import Batch, every_bos
 from ..errors import InputError, JournalError
 from ..maths.copies import copies_of
 from ..model.attention.observed import LayerEnd, RowBlock
-from ..model.inputs.encoder import Inputs
+from ..model.inputs.encoder import Inputs, is_chat
 from ..model.parts.hashes import batch_hash
 from ..model.run.hooked import HookedModel, require_model
 from ..model.stack.stack import Stack
@@ -39,6 +39,7 @@ def stream(
     layers: Iterable[int] | None = None,
     stack: str | None = None,
     bos: bool | None = None,
+    keep_rows: bool | None = None,
     truncate: bool = False,
     shard: tuple[int, int] = (0, 1),
     journal: str | Path | None = None,
@@ -62,6 +63,9 @@ def stream(
         layers: the layers that reducers see; by default all.
         stack: the stack that reducers see, in a model with several.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
+        keep_rows: whether results keep the numbers of every row, which takes one batch of all texts; otherwise only
+            sums are kept, batch by batch, and results of shards can be merged. By default, rows of a text or a list
+            are kept, and rows of a corpus are not. Means are the same.
         truncate: whether documents that are too long for the model, or longer than those on which it was trained, are
             cut, and counted; otherwise the former are refused, and the first of the latter brings a `LongTextWarning`.
         shard: (k, n) takes every n-th document from the k-th on, under its own number, so that the merged states of n
@@ -86,14 +90,18 @@ def stream(
     work = Streaming(model, _checked(reducers), model.stack(stack), layers)
     shard, truncate = checked_shard(shard), flag("truncate", truncate)
     bos, progress, workers = optional_flag("bos", bos), flag("progress", progress), workers_of(engine)
-    if not _is_corpus(inputs):
+    several = _is_corpus(inputs)
+    if optional_flag("keep_rows", keep_rows) if keep_rows is not None else not several:
         if shard != (0, 1) or journal is not None or truncate:
             raise InputError(
-                "`shard`, `journal` and `truncate` are for a corpus: give an iterator of texts, such as "
-                "iter(texts), or a file as am.Corpus(path)."
+                "`shard`, `journal` and `truncate` are for a corpus whose rows are not kept: give keep_rows=False, an "
+                "iterator of texts, such as iter(texts), or a file as am.Corpus(path)."
             )
-        return work.batch(model.encode(cast(Inputs, inputs), bos=bos))
-    return work.corpus(inputs, bos, truncate, shard, journal, progress, workers)
+        together = list(cast(Iterable[Any], inputs)) if several else inputs
+        return work.batch(model.encode(cast(Inputs, together), bos=bos))
+    listed_texts = isinstance(inputs, list | tuple) and not is_chat(inputs)
+    texts = cast(Iterable[Inputs], inputs if several or listed_texts else [inputs])
+    return work.corpus(texts, bos, truncate, shard, journal, progress, workers)
 
 
 def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]:

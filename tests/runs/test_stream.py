@@ -241,12 +241,29 @@ def test_points_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
                 am.stream(hooked, ids, [reducer])
 
 
+def test_rows_are_kept_as_asked() -> None:
+    """A list and an iterator of the same texts give the same numbers; `keep_rows` decides what is stored."""
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom", batch=7)
+    together, apart = (am.attention_focus(hooked, list(ids), keep_rows=keep) for keep in (True, False))
+    kept, corpus = (am.attention_focus(hooked, iter(list(ids)), keep_rows=keep) for keep in (True, None))
+    for name in together.quantities:
+        assert torch.equal(apart[name].mean.nan_to_num(9), corpus[name].mean.nan_to_num(9))
+        torch.testing.assert_close(kept.by_row(name), together.by_row(name), rtol=0, atol=0, equal_nan=True)
+        for one, other in zip(apart[name].interval(), together[name].interval(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+    shards = [am.attention_focus(hooked, list(ids), keep_rows=False, shard=(part, 2)) for part in range(2)]
+    torch.testing.assert_close(shards[0].merged(shards[1]).entropy, apart.entropy)
+    with pytest.raises(InputError, match="keep_rows=False"):
+        together.merged(kept)
+    assert am.attention_focus(hooked, ids[:1], keep_rows=False).documents == 1
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_inputs_and_options_that_cannot_be(tmp_path: Path) -> None:
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     for more in ({"shard": (0, 2)}, {"journal": tmp_path / "j"}, {"truncate": True}):
         for plain in (ids, {"input_ids": ids}, hooked.encode(ids), ids.numpy()):
-            with pytest.raises(InputError, match="are for a corpus: give an iterator"):
+            with pytest.raises(InputError, match="are for a corpus whose rows are not kept"):
                 am.stream(hooked, plain, [Rows(3)], **more)
     assert not list(tmp_path.iterdir())
     for layers in ([], [5]):

@@ -83,7 +83,7 @@ def residual_drift(
         function_words: the words that count as function words; by default a closed list of English words.
         layers: all by default. Steps and churn compare consecutive layers only.
         stack: "encoder" or "decoder" in a model with both.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Means by layer and type of token with intervals over texts and, for texts run together, values of every token.
@@ -189,7 +189,7 @@ class ResidualDrift(DriftByToken):
         Raises `InputError` for results on texts run together, and in the cases in which other results cannot be merged.
         """
         if any(isinstance(result, ResidualDrift) and result.tokens for result in (self, *others)):
-            raise InputError("results of a list of texts cannot be merged; use iterators of texts.")
+            raise InputError("results that keep rows cannot be merged; measure with keep_rows=False.")
         return super().merged(*others)
 
     # -- verdicts ---------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def examples(
         layers: all by default.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
         seed: seed of the random rows.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Rows with their value, text, position, surrounding tokens, and eight highest keys.

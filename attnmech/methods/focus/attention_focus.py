@@ -70,7 +70,7 @@ def attention_focus(
         last: the number of keys whose mass `last_mass` adds up: the token itself and the tokens just before it.
         layers: all by default.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Statistics `[layer head]`, with intervals over texts: shares of rows and of probability, entropy in nats,

@@ -78,7 +78,7 @@ def global_attention(
             class: the first token for sequence classification, otherwise none.
         layers: all by default.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Shares of attention `[layer head]`, with intervals over texts.

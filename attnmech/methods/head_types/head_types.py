@@ -87,7 +87,7 @@ def head_types(
         context: the length in tokens of 24 further texts, on which the type "retrieval" is measured; 0 for none. Each
             has random tokens around a needle of 12 tokens, and repeats the needle's first 4 at its end. A head
             retrieves one of the other 8 if the model produces it while the head attends most to it in the needle.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Scores, baselines and claims of every head: `to_frame` lists the claims, `by_head` lists the heads, and `plot`

@@ -97,7 +97,7 @@ def odd_heads(
         beyond: the smallest distance of a far key, in tokens.
         layers: all by default.
         stack: "encoder" or "decoder" in a model with several stacks.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Statistics, classes and scores of every head; `odd` ranks the heads that stand out.

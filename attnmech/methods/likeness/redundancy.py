@@ -76,7 +76,7 @@ def redundancy(
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
         rows: the number of rows of each text that are compared between layers; 0 compares heads of the same layer only.
         seed: the seed for choosing these rows; apart from the seed, the choice depends only on the text.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Divergences, with intervals over texts; clusters, nearest heads, and the effective number of heads.

@@ -95,7 +95,7 @@ def variance_shares(
         first_key: whether the first token of a text counts as a key; many heads rest on it, with scores far from the
             others.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Shares by head, with intervals over texts; NaN where no row sees two keys with different scores.

@@ -90,7 +90,7 @@ def segment_attention(
         gap: the smallest distance, in segments, at which a later segment counts for kurtosis; 4 in Thought Anchors.
         layers: all by default.
         stack: "encoder" or "decoder" in a model with several stacks.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Cells, baselines and receiver scores for texts run together; means by distance in segments, with intervals.
@@ -187,7 +187,7 @@ class SegmentAttention(SegmentMeans):
         other layers, options or hooks, and for results on texts run together.
         """
         if any(isinstance(result, SegmentAttention) and result.starts for result in (self, *others)):
-            raise InputError("results of a list of texts cannot be merged; use iterators of texts.")
+            raise InputError("results that keep rows cannot be merged; measure with keep_rows=False.")
         return super().merged(*others)
 
     # -- the segments of one text -----------------------------------------------------------------------------

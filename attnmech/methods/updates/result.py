@@ -85,7 +85,7 @@ def residual_updates(
             are pre-cap logits; see `ResidualUpdates.logit_unit`.
         against: another token per text: `.logits` is then what each head adds to the logit difference.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
-        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+        options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         ‖u‖ / ‖x‖ and cos(u, x) `[layer head]`, with intervals over texts; with `answers`, logits by head and text.
