@@ -318,7 +318,7 @@ def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
         assert torch.allclose(ends, wanted, atol=1e-6)
     assert "only disjoint shards" in refused(lambda: everything.merged(rest))
     of_list = am.attention_focus(models.hooked("bloom"), texts[:2])
-    assert "results of a list of texts cannot be merged" in refused(lambda: whole.merged(of_list))
+    assert "results that keep rows cannot be merged" in refused(lambda: whole.merged(of_list))
     one_layer = focus_of(texts, 1, 2, layers=[1])
     assert "must have the same model, layers, options" in refused(lambda: half.merged(one_layer))
 
