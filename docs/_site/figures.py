@@ -67,7 +67,7 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "ResidualUpdates": ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position"),
     "OVTokens": ("copied", "suppressed", "own_rank"),
     "ResidualDrift": ("cosine", "rank", "churn", "nearest"),
-    "SegmentAttention": ("heads", "mass", "excess", "per_token", "receivers"),
+    "SegmentAttention": ("earlier_excess", "mass", "excess", "per_token", "receivers"),
     "Redundancy": ("map", "within"),
     "JointEmbedding": ("points", "criterion"),
     "VarianceShares": ("position", "query_key"),
@@ -76,6 +76,7 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "SegmentEffects": ("kl", "loss"),
     "PatchEffects": ("effect", "recovered"),
     "PositionEffects": ("effect", "recovered"),
+    "GroupAttention": ("verbs → articles",),
     "Trajectory": ("induction",),
 }
 """The figures by name; those of other results have one."""
@@ -83,7 +84,6 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
 OPTIONS: Final[dict[str, str]] = {
     "ScoreDecomposition": "layer=2, head=6",
     "SourceDecomposition": "layer=2, head=6",
-    "GroupAttention": '"verbs", "articles"',
 }
 
 
