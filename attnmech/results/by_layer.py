@@ -1,12 +1,49 @@
-"""Arranges numbers with one row for every layer of the model, and subtracts numbers text by text."""
+"""Arranges numbers by layer: in tensors with a row for every layer of the model, in tables, and in differences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..basics.arguments import member
+from ..basics.fields import check_layers
 from ..errors import InputError
+from .result import PagedResult
+
+
+class OfLayers(PagedResult):
+    """A result for some of a model's `n_layers` layers."""
+
+    layers: tuple[int, ...]
+    n_layers: int
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, self.n_layers)
+
+    def _by_layer(self, measured: Tensor) -> Tensor:
+        """Expands numbers `[measured ...]` of the layers measured to all layers of the model, NaN at the others."""
+        return by_layer(measured, self.layers, self.n_layers)
+
+    def _place_of(self, layer: object) -> int:
+        """The place of a layer among the layers measured."""
+        return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+
+
+def table_of(axes: Mapping[str, Sequence[Any]], columns: Mapping[str, Tensor]) -> pd.DataFrame:
+    """A table with one row for each place of tensors, from the labels of their axes.
+
+    >>> table_of({"layer": [3], "head": range(2)}, {"share": torch.tensor([[0.5, 0.25]])}).to_dict("list")
+    {'layer': [3, 3], 'head': [0, 1], 'share': [0.5, 0.25]}
+    """
+    shape = [len(labels) for labels in axes.values()]
+    rows = pd.DataFrame(list(product(*axes.values())), columns=list(axes))
+    numbers = {name: value.expand(shape).flatten().tolist() for name, value in columns.items()}
+    return pd.concat([rows, pd.DataFrame(numbers, index=rows.index)], axis=1)
 
 
 def subtracted(

@@ -17,6 +17,7 @@ from ..basics.arguments import member, shown
 from ..basics.fields import check_fields, check_layers
 from ..basics.nouns import counted
 from ..errors import InputError
+from .by_layer import table_of
 from .provenance import Provenance
 from .result import Result
 
@@ -129,17 +130,11 @@ class MeanQK(Result):
         """One row per head and place: the norms of the mean query and key, and the number of vectors in each mean."""
         group = self.query_sums.shape[2] // self.key_sums.shape[2]
         query, key = self.mean_query.norm(dim=-1), self.mean_key.norm(dim=-1).repeat_interleave(group, dim=2)
-        return pd.DataFrame(
-            [
-                {"layer": layer, "head": head}
-                | ({"position": place} if self.per_position else {})
-                | {"mean_query_norm": float(query[at, place, head]), "mean_key_norm": float(key[at, place, head])}
-                | {"queries": int(self.query_counts[place]), "keys": int(self.key_counts[place])}
-                for at, layer in enumerate(self.layers)
-                for head in range(query.shape[2])
-                for place in range(query.shape[1])
-            ]
-        )
+        columns = {"mean_query_norm": query.transpose(1, 2), "mean_key_norm": key.transpose(1, 2)}
+        columns |= {"queries": self.query_counts.long(), "keys": self.key_counts.long()}
+        axes = {"layer": self.layers, "head": range(query.shape[2]), "position": range(query.shape[1])}
+        frame = table_of(axes, columns)
+        return frame if self.per_position else frame.drop(columns="position")
 
     def __repr__(self) -> str:
         over = f"{int(self.query_counts.sum())} queries of {counted(len(self.texts))}"

@@ -17,6 +17,7 @@ from ..basics.arguments import index_of, member, shown
 from ..basics.nouns import TEXT, Nouns
 from ..errors import InputError, MissingPointError
 from ..maths.scores import ScoreParts
+from .by_layer import table_of
 
 MAX_TERM_BYTES: Final = 2 * 2**30
 """The maximum number of bytes of a term that is built at once."""
@@ -91,11 +92,8 @@ class TermsByHead(_ByTerm):
     def to_frame(self) -> pd.DataFrame:
         """One row per head: layer, head, and one column per term."""
         heads = next(iter(self.by_term.values())).shape[1]
-        return pd.DataFrame(
-            {"layer": layer, "head": head} | {name: float(value[layer, head]) for name, value in self.items()}
-            for layer in self.layers
-            for head in range(heads)
-        )
+        columns = {name: value[list(self.layers)] for name, value in self.items()}
+        return table_of({"layer": self.layers, "head": range(heads)}, columns)
 
 
 @dataclass(frozen=True)
@@ -142,15 +140,8 @@ class Contrast(_ByTerm):
     def to_frame(self) -> pd.DataFrame:
         """One row per sequence and head: sequence, layer, head, one column per term, and total."""
         batch, _, heads = self.total.shape
-        rows = [
-            {"sequence": n, "layer": layer, "head": head}
-            | {name: float(value[n, layer, head]) for name, value in self.items()}
-            | {"total": float(self.total[n, layer, head])}
-            for n in range(batch)
-            for layer in self.layers
-            for head in range(heads)
-        ]
-        return pd.DataFrame(rows)
+        columns = {name: value[:, list(self.layers)] for name, value in {**self, "total": self.total}.items()}
+        return table_of({"sequence": range(batch), "layer": self.layers, "head": range(heads)}, columns)
 
 
 class Terms(Mapping[str, Any]):

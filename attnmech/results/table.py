@@ -19,6 +19,7 @@ from ..draw.head_maps import effect_map
 from ..errors import InputError
 from ..maths.intervals import LEVEL, TextMeans
 from ..maths.statistic import Statistic
+from .by_layer import OfLayers
 from .quantity import Places, Quantity
 from .result import PagedResult
 from .sentences import about_largest, for_map, interval_note
@@ -80,6 +81,32 @@ class WithQuantities(PagedResult):
         """A note on the intervals, or on why there are none."""
         distinct = self._n_distinct
         return interval_note(distinct, self._n_texts - distinct, self.SAMPLE)
+
+
+class AgainstBaseline(WithQuantities, OfLayers):
+    """A result that compares each head with a baseline, in one statistic for each of several things, such as relations.
+
+    Intervals and tests of a statistic hold for all heads and all statistics together.
+    """
+
+    MEASURE: ClassVar[str]
+    """What is compared with the baseline."""
+
+    @property
+    @abstractmethod
+    def _excess(self) -> TextMeans:
+        """Measure − baseline, `[statistic layer head text]`."""
+
+    def _baseline_in_words(self, name: str) -> str:
+        return "baseline"
+
+    def _measured_quantity(self, name: str) -> Quantity:
+        part, means = self.quantities.index(name), self._excess
+        every = TextMeans(means.above[part], means.below[part])
+        label = f"{self.MEASURE} − {self._baseline_in_words(name)}"
+        statistic = Statistic(name=name, meaning=f"{self.MEASURE} − baseline.", label=label, tested=True)
+        places = Places.of_heads(self.layers, means.above.shape[2], self.n_layers)
+        return Quantity(statistic, every, means, places, (-1.0, 1.0), part)
 
 
 class Table(WithQuantities):

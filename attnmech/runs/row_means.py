@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..basics.arguments import dense, flag, option, shown
-from ..basics.fields import check_entries, check_layers, check_rows
+from ..basics.fields import check_entries, check_rows
 from ..draw.section import Section
 from ..errors import InputError, MissingPointError
 from ..maths.intervals import TextMeans, difference
 from ..maths.sums_by_text import counts_by_text, sums_by_text
-from ..results.by_layer import by_layer, shared_layers
+from ..results.by_layer import OfLayers, shared_layers
 from ..results.provenance import Provenance
 from ..results.quantity import Places
 from ..results.table import TextResult
@@ -66,7 +66,7 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class RowMeans(TextResult):
+class RowMeans(TextResult, OfLayers):
     """Statistics of the rows of some texts: their means, intervals and, for texts run together, every row.
 
     `state` holds "sums" `[statistic class layer head group]` and "counts" `[statistic class layer #head group]`, where
@@ -128,7 +128,6 @@ class RowMeans(TextResult):
 
     def _check(self) -> None:
         super()._check()
-        check_layers(self.layers, self.n_layers)
         lengths = self.axis_lengths
         check_entries("state", self.state, self.STATE, lengths)
         for name in ("sums", "counts", *(("modulus",) if "groups" in self.state else ())):
@@ -215,9 +214,6 @@ class RowMeans(TextResult):
 
     BY_ROW: ClassVar[tuple[str, ...]] = ("values", "valid", "classes")
     """The entries of the state that are kept row by row."""
-
-    def _by_layer(self, measured: Tensor) -> Tensor:
-        return by_layer(measured, self.layers, self.n_layers)
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
         """The two results of a difference, each with the indices of the difference's layers in its state."""

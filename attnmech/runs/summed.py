@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from ..basics.arguments import shown
-from ..basics.fields import check_entries, check_layers
+from ..basics.fields import check_entries
 from ..basics.nouns import counted
 from ..errors import InputError
 from ..maths.intervals import TextMeans
+from ..results.by_layer import OfLayers
 from ..results.provenance import Provenance
-from ..results.result import PagedResult
 from ..results.sentences import interval_note
 from ..results.table import Table, WithQuantities
 from .groups import distinct_texts
@@ -41,7 +41,7 @@ def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) ->
 
 
 @dataclass(frozen=True, repr=False)
-class Summed(PagedResult):
+class Summed(OfLayers):
     """A result whose numbers follow from the state of a reducer."""
 
     STATE: ClassVar[Mapping[str, Any]]
@@ -94,7 +94,6 @@ class Summed(PagedResult):
 
     def _check(self) -> None:
         super()._check()
-        check_layers(self.layers, self.n_layers)
         for name in self.STATE:
             self.state[name]
         check_entries("state", self.state, self.STATE, self.axis_lengths)

@@ -22,6 +22,7 @@ from ...maths.intervals import fewest_texts
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.stack import Stack
+from ...results.by_layer import table_of
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...results.sentences import no_interval
@@ -224,15 +225,14 @@ class Comparison(PagedResult):
 
         The last columns are `matched_head` and `pattern_divergence`.
         """
-        frame = pd.DataFrame([(layer, head) for layer in self.layers for head in range(self.matching.shape[1])])
-        frame.columns = ["layer", "head"]
-        columns = {"": self.difference, "_low": self.low, "_high": self.high, "_clear": self.clear}
-        for number, name in enumerate(self.statistics):
-            for suffix, values in columns.items():
-                frame[f"{name}{suffix}"] = values[number].flatten().numpy()
-        frame["matched_head"] = self.matching.flatten().numpy()
-        frame["pattern_divergence"] = self._compared.flatten().numpy()
-        return frame
+        parts = {"": self.difference, "_low": self.low, "_high": self.high, "_clear": self.clear}
+        columns = {
+            f"{name}{suffix}": values[number]
+            for number, name in enumerate(self.statistics)
+            for suffix, values in parts.items()
+        }
+        columns |= {"matched_head": self.matching, "pattern_divergence": self._compared}
+        return table_of({"layer": self.layers, "head": range(self.matching.shape[1])}, columns)
 
     @property
     def _compared(self) -> Float[Tensor, "layer head"]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from ...basics.arguments import option
 from ...maths.intervals import TextMeans
 from ...maths.statistic import Statistic
-from ...results.by_layer import by_layer
 from ...results.quantity import Places
 from ...runs.summed import SummedTable
 from .sums import STATISTICS, DriftStatistics
@@ -105,6 +104,3 @@ class DriftMeans(DriftStatistics, SummedTable):
         place, chosen = STATISTICS.place(name), [WORD_TYPES.index(kind) for kind in self.types]
         sums, counts = (self.state[entry][place][chosen].sum(dim=0) for entry in ("sums", "counts"))
         return TextMeans.of_ratio(sums, counts)
-
-    def _by_layer(self, measured: Tensor) -> Tensor:
-        return by_layer(measured, self.layers, self.n_layers)

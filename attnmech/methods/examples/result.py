@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import index_of, member, option, shown, whole_number
+from ...basics.arguments import index_of, option, shown, whole_number
 from ...basics.nouns import bracketed, counted
 from ...basics.public import public
 from ...draw.embed import View
@@ -23,6 +23,7 @@ from ...draw.text import percent
 from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...results.by_layer import table_of
 from ...runs.ablations import checked_seed
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
@@ -320,7 +321,7 @@ class HeadExamples(Summed):
         """Returns the examples of one head: "strongest", "even" or "odd" (highest first), "random", or "band" (all
         five).
         """
-        row = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+        row = self._place_of(layer)
         head = index_of("head", head, self.rows.shape[1], f"this model has {self.rows.shape[1]} heads per layer")
         groups = BANDS if option("which", which, KINDS) == "band" else (which,)
         return [
@@ -382,9 +383,7 @@ class HeadExamples(Summed):
         highest, weakest = self._ends
         columns = {"rows": self.rows, "highest": highest, "weakest": weakest, "share": self.share}
         columns |= {f"q{20 * number + 20}": self.quantiles[..., number] for number in range(4)}
-        places = [(layer, head) for layer in self.layers for head in range(self.rows.shape[1])]
-        of_head = {"layer": [layer for layer, _ in places], "head": [head for _, head in places]}
-        return pd.DataFrame(of_head | {name: value.flatten().tolist() for name, value in columns.items()})
+        return table_of({"layer": self.layers, "head": range(self.rows.shape[1])}, columns)
 
     def halves(self) -> pd.DataFrame:
         """Whether the strongest rows of texts with even numbers and of those with odd numbers attend to keys of the

@@ -39,6 +39,7 @@ from ...model.parts.weights import bias_of
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import output_weights
+from ...results.by_layer import table_of
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.answers import Answers
@@ -338,17 +339,13 @@ class AttentionFlow(PagedResult):
         """
         shares = self._row_shares
         top = shares.max(dim=-1)
-        count = len(self.tokens)
-        return pd.DataFrame(
-            {
-                "layer": [layer for layer in self.layers for _ in range(count)],
-                "token": list(range(count)) * len(self.layers),
-                "itself": shares.diagonal(dim1=1, dim2=2).flatten().tolist(),
-                "first": shares[..., 0].flatten().tolist(),
-                "top": top.indices.masked_fill(top.values <= 0, -1).flatten().tolist(),
-                "top_share": top.values.flatten().tolist(),
-            }
-        )
+        columns = {
+            "itself": shares.diagonal(dim1=1, dim2=2),
+            "first": shares[..., 0],
+            "top": top.indices.masked_fill(top.values <= 0, -1),
+            "top_share": top.values,
+        }
+        return table_of({"layer": self.layers, "token": range(len(self.tokens))}, columns)
 
     def sources_of(self, token: int, count: int = 3) -> pd.DataFrame:
         """Lists, for each layer, the tokens from which a token gets most: layer, itself (the token's own share of its

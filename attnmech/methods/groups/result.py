@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, listed, shown, whole_number
-from ...basics.fields import check_layers
 from ...basics.public import public
 from ...batch import every_bos
 from ...draw.head_maps import effect_map
@@ -27,13 +26,11 @@ from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...maths.copies import copies_of
 from ...maths.intervals import LEAST_TEXTS, TextMeans
-from ...maths.statistic import Statistic
 from ...model.run.hooked import HookedModel, require_model
-from ...results.by_layer import by_layer
+from ...results.by_layer import table_of
 from ...results.provenance import Provenance
-from ...results.quantity import Places, Quantity
 from ...results.sentences import PALE, for_map, interval_note, interval_of
-from ...results.table import WithQuantities
+from ...results.table import AgainstBaseline
 from ...runs.groups import by_group, joined
 from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text
@@ -211,7 +208,7 @@ def _missing(groups: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> 
 
 
 @dataclass(frozen=True, repr=False)
-class GroupAttention(WithQuantities):
+class GroupAttention(AgainstBaseline):
     """How much more each head attends from words of one group to words of another than to matched words.
 
     Attention is a share of the query word's attention, from 0 to 1. The axis `direction` numbers the ordered pairs of
@@ -219,6 +216,7 @@ class GroupAttention(WithQuantities):
     """
 
     SUBTRACT = "subtract what you compare: one.difference(a, b) - other.difference(a, b)"
+    MEASURE = "attention"
 
     names: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
@@ -255,34 +253,22 @@ class GroupAttention(WithQuantities):
         words = sum(map(len, self.words))
         return {"direction": len(self.directions), "measured": len(self.layers), "word": words}
 
-    def _check(self) -> None:
-        super()._check()
-        check_layers(self.layers, self.n_layers)
-
     def attention(self, query: str, key: str) -> Float[Tensor, "layer head"]:
         """The mean attention from words of one group to words of another, over matched pairs."""
-        return self._by_layer(self._mean(self.attention_sums, self._place(query, key)))
+        return self._by_layer(self._mean(self.attention_sums)[self._place(query, key)])
 
     def baseline(self, query: str, key: str) -> Float[Tensor, "layer head"]:
         """The mean attention from the same query words to the words that match the key words."""
-        return self._by_layer(self._mean(self.baseline_sums, self._place(query, key)))
+        return self._by_layer(self._mean(self.baseline_sums)[self._place(query, key)])
 
     def difference(self, query: str, key: str) -> Float[Tensor, "layer head"]:
         """Attention − baseline."""
-        return self._by_layer(self._differences.mean[self._place(query, key)])
+        return self._by_layer(self._excess.mean[self._place(query, key)])
 
     @property
     def quantities(self) -> tuple[str, ...]:
         """The differences by direction, as "query → key": intervals and tests hold for all heads and directions."""
         return tuple(" → ".join(names) for names in self.directions)
-
-    def _measured_quantity(self, name: str) -> Quantity:
-        place = self.quantities.index(name)
-        places = Places.of_heads(self.layers, self.attention_sums.shape[2], self.n_layers)
-        every, means = self._differences.at([place]), self._differences
-        every = TextMeans(every.above[0], every.below[0])
-        statistic = Statistic(name=name, meaning="attention − baseline.", label="attention − baseline", tested=True)
-        return Quantity(statistic, every, means, places, (-1.0, 1.0), place)
 
     @property
     def _n_texts(self) -> int:
@@ -299,13 +285,10 @@ class GroupAttention(WithQuantities):
     @cached_property
     def claims(self) -> pd.DataFrame:
         """The claimed rows of `to_frame`, largest difference first, with simultaneous intervals."""
-        low, high = self._differences.simultaneous()
-        mean, pairs = self._differences.mean, self.matched_pairs.sum(dim=-1)
-        away = self._differences.clear_size & (mean.abs() >= LEAST_DIFFERENCE)
+        pairs = self.matched_pairs.sum(dim=-1)
+        away = self._excess.clear_size & (self._excess.mean.abs() >= LEAST_DIFFERENCE)
         claimed = away & (pairs >= LEAST_PAIRS)[:, None, None] & self._over_words
-        places = claimed.nonzero().tolist()
-        rows = [self._row(direction, layer, head, low, high) for direction, layer, head in places]
-        frame = pd.DataFrame(rows, columns=_COLUMNS)
+        frame = self._rows(self._excess.simultaneous())[claimed.flatten().numpy()]
         return frame.sort_values("difference", ascending=False, key=abs, ignore_index=True)
 
     @cached_property
@@ -321,25 +304,27 @@ class GroupAttention(WithQuantities):
         few = min(int((pairs[direction] > 0).sum()) for pairs in (self.query_pairs, self.key_pairs))
         return "words like these" if few >= LEAST_TEXTS else "these words"
 
-    def _row(self, direction: int, layer: int, head: int, low: Tensor, high: Tensor) -> dict[str, Any]:
-        query, key = self.directions[direction]
-        at = direction, layer, head
-        return {
-            "query": query,
-            "key": key,
-            "layer": self.layers[layer],
-            "head": head,
-            "attention": float(self._mean(self.attention_sums, direction)[layer, head]),
-            "baseline": float(self._mean(self.baseline_sums, direction)[layer, head]),
-            "difference": float(self._differences.mean[at]),
-            "difference_low": float(low[at]),
-            "difference_high": float(high[at]),
-            "clear": bool(self._differences.clear[at]),
-            "clear_size": bool(self._differences.clear_size[at]),
-            "holds_for": self._holds_for(direction),
-            "matched": int(self.matched_pairs[direction].sum()),
-            "pairs": int(self.all_pairs[direction].sum()),
+    def _rows(self, interval: tuple[Tensor, Tensor]) -> pd.DataFrame:
+        """A row for each direction and head, with the ends of an interval of the difference."""
+        low, high = interval
+        columns = {
+            "attention": self._mean(self.attention_sums),
+            "baseline": self._mean(self.baseline_sums),
+            "difference": self._excess.mean,
+            "difference_low": low,
+            "difference_high": high,
+            "clear": self._excess.clear,
+            "clear_size": self._excess.clear_size,
+            "matched": self.matched_pairs.sum(dim=-1)[:, None, None].long(),
+            "pairs": self.all_pairs.sum(dim=-1)[:, None, None].long(),
         }
+        directions = range(len(self.directions))
+        axes = {"direction": directions, "layer": self.layers, "head": range(self.attention_sums.shape[2])}
+        frame = table_of(axes, columns)
+        for side, name in enumerate(("query", "key")):
+            frame[name] = [self.directions[direction][side] for direction in frame["direction"]]
+        frame["holds_for"] = frame["direction"].map({direction: self._holds_for(direction) for direction in directions})
+        return frame[_COLUMNS]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per ordered pair of groups and head.
@@ -348,16 +333,9 @@ class GroupAttention(WithQuantities):
         clear_size, holds_for (the words for which a claim would hold), matched (the number of matched pairs) and pairs
         (the number of all pairs).
         """
-        low, high = self._differences.interval()
-        places = [
-            (direction, layer, head)
-            for direction in range(len(self.directions))
-            for layer in range(len(self.layers))
-            for head in range(self.attention_sums.shape[2])
-        ]
-        frame = pd.DataFrame([self._row(*place, low, high) for place in places], columns=_COLUMNS)
+        frame = self._rows(self._excess.interval())
         frame.attrs["intervals"] = interval_note(
-            int(self._differences.texts.max()), self.documents - self.provenance.distinct(self.documents)
+            int(self._excess.texts.max()), self.documents - self.provenance.distinct(self.documents)
         )
         return frame
 
@@ -397,7 +375,7 @@ class GroupAttention(WithQuantities):
             return "no head differs clearly from matched words"
         more = "more" if best["difference"] > 0 else "less"
         ends = best["difference_low"], best["difference_high"]
-        span = interval_of(ends, "+.2g", self._differences.mean.numel(), "differences")
+        span = interval_of(ends, "+.2g", self._excess.mean.numel(), "differences")
         return (
             f"L{best['layer']}H{best['head']} attends {more} to “{self.directions[direction][1]}” than to matched "
             f"words ({best['attention']:.3f} against {best['baseline']:.3f}; this holds for "
@@ -423,12 +401,12 @@ class GroupAttention(WithQuantities):
         ]
 
     @cached_property
-    def _differences(self) -> TextMeans:
+    def _excess(self) -> TextMeans:
         above = self.attention_sums - self.baseline_sums
         return TextMeans.of_ratio(above, self.matched_pairs[:, None, None])
 
-    def _mean(self, sums: Tensor, direction: int) -> Float[Tensor, "measured head"]:
-        return sums[direction].sum(dim=-1) / self.matched_pairs[direction].sum()
+    def _mean(self, sums: Tensor) -> Float[Tensor, "direction measured head"]:
+        return sums.sum(dim=-1) / self.matched_pairs.sum(dim=-1)[:, None, None]
 
     def _place(self, query: str, key: str) -> int:
         if (query, key) not in self.directions:
@@ -437,9 +415,6 @@ class GroupAttention(WithQuantities):
                 f"`query` and `key` must be two of the groups {known}; got {shown(query)} and {shown(key)}."
             )
         return self.directions.index((query, key))
-
-    def _by_layer(self, values: Float[Tensor, "measured head"]) -> Float[Tensor, "layer head"]:
-        return by_layer(values, self.layers, self.n_layers)
 
 
 _COLUMNS: Final = [

@@ -17,7 +17,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from ...basics.arguments import index_of, member, whole_number
+from ...basics.arguments import index_of, whole_number
 from ...basics.nouns import bracketed, counted
 from ...basics.public import public
 from ...draw.chart import Chart
@@ -210,7 +210,7 @@ class HeadTypes(TypeScores):
         nearest to a claim; the row is the one whose targets receive most attention above what uniform attention would
         give them.
         """
-        measured = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+        measured = self._place_of(layer)
         head = index_of("head", head, self._heads, f"this model has {self._heads} heads per layer")
         types = [kind for kind in self.types_of(layer, head) if kind in TYPES]
         claimed = [kind for kind in types if kind not in RESTING] or types

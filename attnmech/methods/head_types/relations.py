@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...basics.arguments import flag, integer, listed, option, shown
-from ...basics.fields import check_layers
 from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import Batch, every_bos
@@ -26,13 +25,11 @@ from ...draw.text import percent
 from ...errors import InputError
 from ...maths.float64 import as_float64
 from ...maths.intervals import LEAST_TEXTS, TextMeans
-from ...maths.statistic import Statistic
 from ...model.run.hooked import HookedModel, require_model
-from ...results.by_layer import by_layer
+from ...results.by_layer import table_of
 from ...results.provenance import Provenance
-from ...results.quantity import Places, Quantity
 from ...results.sentences import for_map
-from ...results.table import WithQuantities
+from ...results.table import AgainstBaseline
 from ...runs.words import words_of
 
 LEAST_PAIRS: Final = 5
@@ -226,10 +223,11 @@ def _best_offsets(
 
 
 @dataclass(frozen=True, repr=False)
-class Relations(WithQuantities):
+class Relations(AgainstBaseline):
     """How often each head attends most to the labelled key, for each relation."""
 
     SUBTRACT = 'subtract what you compare: one.accuracy("bracket") - other.accuracy("bracket")'
+    MEASURE = "accuracy"
 
     names: tuple[str, ...]
     """The relations, in the order of the axis `relation`."""
@@ -251,14 +249,9 @@ class Relations(WithQuantities):
         """The lengths of the axes labelled by relations and layers."""
         return {"relation": len(self.names), "measured": len(self.layers)}
 
-    def _check(self) -> None:
-        super()._check()
-        check_layers(self.layers, self.n_layers)
-
     def accuracy(self, relation: str) -> Float[Tensor, "layer head"]:
         """The share of pairs in which the labelled key has the highest attention."""
-        place = self._place(relation)
-        return self._by_layer(self.correct[place].sum(dim=-1) / self.pairs[place].sum())
+        return self._by_layer(self._accuracy[self._place(relation)])
 
     def mass(self, relation: str) -> Float[Tensor, "layer head"]:
         """The mean attention on labelled keys."""
@@ -267,21 +260,15 @@ class Relations(WithQuantities):
 
     def baseline(self, relation: str) -> float:
         """The share of pairs whose key is at the best fixed offset."""
-        place = self._place(relation)
-        return float(self.by_offset[place].sum() / self.pairs[place].sum())
+        return float(self._baseline[self._place(relation)])
 
     @property
     def quantities(self) -> tuple[str, ...]:
         """The relations: each has accuracy − baseline, with intervals for all heads and relations together."""
         return self.names
 
-    def _measured_quantity(self, name: str) -> Quantity:
-        place, places = self._place(name), Places.of_heads(self.layers, self.correct.shape[2], self.n_layers)
-        above, below = self.correct - self.by_offset[:, None, None], self.pairs[:, None, None]
-        every, means = TextMeans.of_ratio(above[place], below[place]), self._excess
-        baseline = percent(self.baseline(name), 0)
-        statistic = Statistic(name=name, meaning="accuracy − baseline.", label=f"accuracy − {baseline}", tested=True)
-        return Quantity(statistic, every, means, places, (-1.0, 1.0), place)
+    def _baseline_in_words(self, name: str) -> str:
+        return percent(self.baseline(name), 0)
 
     @property
     def _n_texts(self) -> int:
@@ -293,44 +280,38 @@ class Relations(WithQuantities):
         (`excess_low`, `excess_high`) for all heads and relations together, and pairs.
         """
         low, high = self._excess.simultaneous()
-        count = self.pairs.sum(dim=-1)
-        accuracy = self.correct.sum(dim=-1) / count[:, None, None]
-        claimed = (low > 0) & (accuracy >= LEAST_ACCURACY) & (count >= LEAST_PAIRS)[:, None, None]
-        rows = [
-            {
-                "layer": self.layers[layer],
-                "head": head,
-                "relation": self.names[place],
-                "accuracy": float(accuracy[place, layer, head]),
-                "baseline": self.baseline(self.names[place]),
-                "offset": int(self.offsets[place]),
-                "excess_low": float(low[place, layer, head]),
-                "excess_high": float(high[place, layer, head]),
-                "pairs": int(count[place]),
-            }
-            for place, layer, head in claimed.nonzero().tolist()
-        ]
-        frame = pd.DataFrame(rows, columns=_COLUMNS)
-        return frame.sort_values("accuracy", ascending=False, ignore_index=True)
+        frame = self._rows(
+            accuracy=self._accuracy,
+            baseline=self._baseline,
+            offset=self.offsets[:, None, None],
+            excess_low=low,
+            excess_high=high,
+            pairs=self._count.long(),
+        )
+        claimed = (low > 0) & (self._accuracy >= LEAST_ACCURACY) & (self._count >= LEAST_PAIRS)
+        claims = frame.loc[claimed.flatten().numpy(), _COLUMNS]
+        return claims.sort_values("accuracy", ascending=False, ignore_index=True)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per relation and head: relation, layer, head, accuracy, baseline, mass, pairs."""
-        return pd.DataFrame(
-            [
-                {
-                    "relation": name,
-                    "layer": layer,
-                    "head": head,
-                    "accuracy": float(self.accuracy(name)[layer, head]),
-                    "baseline": self.baseline(name),
-                    "mass": float(self.mass(name)[layer, head]),
-                    "pairs": int(self.pairs[place].sum()),
-                }
-                for place, name in enumerate(self.names)
-                for layer in self.layers
-                for head in range(self.correct.shape[2])
-            ]
-        )
+        mass = self.mass_sums.sum(dim=-1) / self._count
+        return self._rows(accuracy=self._accuracy, baseline=self._baseline, mass=mass, pairs=self._count.long())
+
+    def _rows(self, **columns: Tensor) -> pd.DataFrame:
+        axes = {"relation": self.names, "layer": self.layers, "head": range(self.correct.shape[2])}
+        return table_of(axes, columns)
+
+    @property
+    def _count(self) -> Float[Tensor, "relation 1 1"]:
+        return self.pairs.sum(dim=-1)[:, None, None]
+
+    @property
+    def _accuracy(self) -> Float[Tensor, "relation measured head"]:
+        return self.correct.sum(dim=-1) / self._count
+
+    @property
+    def _baseline(self) -> Float[Tensor, "relation 1 1"]:
+        return self.by_offset.sum(dim=-1)[:, None, None] / self._count
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads: accuracy − baseline of a relation, by default the first; returned, not shown."""
@@ -384,9 +365,6 @@ class Relations(WithQuantities):
 
     def _place(self, relation: str) -> int:
         return self.names.index(option("relation", relation, self.names))
-
-    def _by_layer(self, values: Float[Tensor, "measured head"]) -> Float[Tensor, "layer head"]:
-        return by_layer(values, self.layers, self.n_layers)
 
 
 def _direction(offset: int) -> str:

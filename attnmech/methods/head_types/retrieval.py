@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...maths.intervals import LEVEL, TextMeans
 from ...model.attention.observed import RowBlock
+from ...results.by_layer import table_of
 from ...runs.reducer import Reducer, Run, Source, State
 
 LEAST_SHARE: Final = 0.1
@@ -103,22 +104,15 @@ class Retrieval:
         means = TextMeans.of_ratio(self.retrieved - self.by_position, requested)
         low, high = means.interval(1 - (1 - LEVEL) / self.share.numel())
         baseline = self.by_position.sum(dim=-1) / self.produced.numel()
-        places = ((low > 0) & (self.share >= LEAST_SHARE)).nonzero().tolist()
-        return pd.DataFrame(
-            [
-                {
-                    "layer": layers[layer],
-                    "head": head,
-                    "type": "retrieval",
-                    "score": float(self.share[layer, head]),
-                    "baseline": float(baseline[layer, head]),
-                    "score_low": float((baseline + low)[layer, head].clamp(0, 1)),
-                    "score_high": float((baseline + high)[layer, head].clamp(0, 1)),
-                    "top": float(self.share[layer, head]),
-                    "position_alone": float("nan"),
-                    "by_position_alone": False,
-                    "rows": self.produced.numel(),
-                }
-                for layer, head in places
-            ]
-        )
+        columns = {
+            "score": self.share,
+            "baseline": baseline,
+            "score_low": (baseline + low).clamp(0, 1),
+            "score_high": (baseline + high).clamp(0, 1),
+            "top": self.share,
+        }
+        frame = table_of({"layer": layers, "head": range(self.share.shape[1])}, columns)
+        frame.insert(2, "type", "retrieval")
+        frame = frame.assign(position_alone=float("nan"), by_position_alone=False, rows=self.produced.numel())
+        claimed = (low > 0) & (self.share >= LEAST_SHARE)
+        return frame[claimed.flatten().numpy()].reset_index(drop=True)

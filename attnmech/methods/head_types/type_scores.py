@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ...basics.arguments import option
 from ...maths.intervals import TextMeans, difference
-from ...maths.statistic import Statistic
-from ...results.by_layer import by_layer
-from ...results.quantity import Places, Quantity
+from ...results.by_layer import table_of
+from ...results.table import AgainstBaseline
 from ...runs.summed import OverGroups
 from .formulas import ANSWERED, CONTENT, POSITIONAL, TYPES
 from .sums import AROUND_KEY, AROUND_QUERY
@@ -41,11 +40,13 @@ class ByType(dict[str, Any]):
 
 
 @dataclass(frozen=True, repr=False)
-class TypeScores(OverGroups):
+class TypeScores(AgainstBaseline, OverGroups):
     """The score of every type for each head, with its baseline, and the claims.
 
     Scores are shares from 0 to 1, by type and then `[layer head]`; NaN if no row has a target of that type.
     """
+
+    MEASURE = "score"
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "mass": Float[Tensor, "type layer head group"],
@@ -116,13 +117,6 @@ class TypeScores(OverGroups):
         """The types: each has score − baseline, with intervals and tests for all heads and types together."""
         return TYPES
 
-    def _measured_quantity(self, name: str) -> Quantity:
-        place, means = TYPES.index(name), self._excess
-        every = TextMeans(means.above[place], means.below[place])
-        statistic = Statistic(name=name, meaning="score − baseline.", label="score − baseline", tested=True)
-        places = Places.of_heads(self.layers, self._heads, self.n_layers)
-        return Quantity(statistic, every, means, places, (-1.0, 1.0), place)
-
     @cached_property
     def writes(self) -> ByType:
         """How much a head adds to the answer's logit through its targets, for "duplicate" and "induction".
@@ -179,28 +173,21 @@ class TypeScores(OverGroups):
 
     @cached_property
     def _claims(self) -> pd.DataFrame:
-        low, high = self._ends
-        rows = self._rows.expand_as(low)
         sums = {name: value / self._rows for name, value in self._sums.items()}
-        claims = [
-            {
-                "layer": self.layers[layer],
-                "head": head,
-                "type": TYPES[kind],
-                "score": float(sums["mass"][place]),
-                "baseline": float(sums["baseline"][place]),
-                "score_low": float((sums["baseline"][place] + low[place]).clamp(0, 1)),
-                "score_high": float((sums["baseline"][place] + high[place]).clamp(0, 1)),
-                "top": float(sums["top"][place]),
-                "position_alone": float(sums["alone"][place]),
-                "by_position_alone": bool(sums["alone"][place] >= SUFFICES * sums["mass"][place]),
-                "rows": int(rows[place]),
-            }
-            for place in map(tuple, self.claimed.nonzero().tolist())
-            for kind, layer, head in [place]
-        ]
-        frame = pd.DataFrame(claims, columns=_COLUMNS)
-        return frame.sort_values("score", ascending=False, ignore_index=True)
+        low, high = ((sums["baseline"] + end).clamp(0, 1) for end in self._ends)
+        columns = {
+            "score": sums["mass"],
+            "baseline": sums["baseline"],
+            "score_low": low,
+            "score_high": high,
+            "top": sums["top"],
+            "position_alone": sums["alone"],
+            "by_position_alone": sums["alone"] >= SUFFICES * sums["mass"],
+            "rows": self._rows.long(),
+        }
+        frame = table_of({"type": TYPES, "layer": self.layers, "head": range(self._heads)}, columns)
+        claims = frame.loc[self.claimed.flatten().numpy(), _COLUMNS]
+        return claims.sort_values("score", ascending=False, ignore_index=True)
 
     @cached_property
     def resting(self) -> pd.DataFrame:
@@ -265,11 +252,12 @@ class TypeScores(OverGroups):
                 parts |= {"_writes": self.writes[name], "_writes_elsewhere": self.writes_elsewhere[name]}
             columns |= {f"{name.replace(' ', '_')}{ending}": value for ending, value in parts.items()}
         columns |= {"copying": self.copying, "matching": self.matching}
-        measured = {name: value[list(self.layers)].flatten() for name, value in columns.items()}
-        known = {name: value.tolist() for name, value in measured.items() if not bool(value.isnan().all())}
-        places = [(layer, head) for layer in self.layers for head in range(self._heads)]
-        of_head = {"layer": [layer for layer, _ in places], "head": [head for _, head in places]}
-        return pd.DataFrame(of_head | {"types": [", ".join(self.types_of(*place)) for place in places]} | known)
+        measured = {name: value[list(self.layers)] for name, value in columns.items()}
+        known = {name: value for name, value in measured.items() if not bool(value.isnan().all())}
+        frame = table_of({"layer": self.layers, "head": range(self._heads)}, known)
+        places = zip(frame["layer"], frame["head"], strict=True)
+        frame.insert(2, "types", [", ".join(self.types_of(*place)) for place in places])
+        return frame
 
     @property
     def _heads(self) -> int:
@@ -329,7 +317,7 @@ class TypeScores(OverGroups):
         return ByType({kind: self._of_all(values[place]) for place, kind in enumerate(TYPES)})
 
     def _of_all(self, values: Float[Tensor, " measured #head"]) -> Float[Tensor, "layer head"]:
-        return by_layer(values.expand(-1, self._heads), self.layers, self.n_layers)
+        return self._by_layer(values.expand(-1, self._heads))
 
 
 _COLUMNS: Final = [

@@ -31,7 +31,6 @@ from ...maths.update_statistics import STATISTICS as OF_UPDATES
 from ...maths.update_statistics import UpdateStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results.by_layer import by_layer
 from ...results.quantity import Places
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
@@ -383,9 +382,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
     @property
     def _heads(self) -> int:
         return self.state["far_mass"].shape[2]
-
-    def _by_layer(self, values: Tensor) -> Tensor:
-        return by_layer(values, self.layers, self.n_layers)
 
     def _by_text(self, name: str) -> TextMeans:
         if name == "far_ordinary":

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import index_of, listed, member, option, whole_number
-from ...basics.fields import check_layers
+from ...basics.arguments import index_of, listed, option, whole_number
 from ...basics.nouns import counted
 from ...basics.public import public
 from ...draw.chart import ByChoice
@@ -25,9 +24,8 @@ from ...draw.text import percent
 from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results.by_layer import by_layer
+from ...results.by_layer import OfLayers, table_of
 from ...results.provenance import Provenance
-from ...results.result import PagedResult
 from ...runs.answers import answer_ids
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
@@ -206,7 +204,7 @@ def _stacked(of_layers: Sequence[Extremes], name: str) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class OVTokens(TokenStatistics, PagedResult):
+class OVTokens(TokenStatistics, OfLayers):
     """What every head writes when it reads a token: the logits raised and lowered most, and those of the token itself.
 
     Logits are above their mean over the vocabulary, and are what a head would add if it attended to one token only.
@@ -277,7 +275,6 @@ class OVTokens(TokenStatistics, PagedResult):
 
     def _check(self) -> None:
         super()._check()
-        check_layers(self.layers, self.n_layers)
         for ids in (self.read, self.raised, self.raised_by, self.lowered, self.lowered_by):
             for token in ids.flatten().tolist():
                 self.texts[token]
@@ -290,7 +287,7 @@ class OVTokens(TokenStatistics, PagedResult):
         return OwnPlaces(self.above, self.below, self.vocab)
 
     def _value_of(self, statistic: str) -> Float[Tensor, "layer head"]:
-        return by_layer(self._by_head(statistic), self.layers, self.n_layers)
+        return self._by_layer(self._by_head(statistic))
 
     def _by_head(self, statistic: str) -> Float[Tensor, "measured head"]:
         if statistic in OWN:
@@ -332,7 +329,7 @@ class OVTokens(TokenStatistics, PagedResult):
 
     def pairs_of(self, layer: int, head: int, which: str = "raised") -> list[Pair]:
         """Returns the pairs of one head, strongest first: "raised" or "lowered"."""
-        row = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+        row = self._place_of(layer)
         heads = self.raised.shape[1]
         head = index_of("head", head, heads, f"this model has {heads} heads per layer")
         kind = option("which", which, KINDS)
@@ -357,12 +354,9 @@ class OVTokens(TokenStatistics, PagedResult):
         """One row per head: layer, head, own_rank, copied, suppressed, successor, and the highest and the lowest
         logit.
         """
-        heads = self.raised.shape[1]
         columns = {name: self._by_head(name) for name in STATISTICS}
         columns |= {"highest": self.raised_logits[..., 0], "lowest": self.lowered_logits[..., 0]}
-        places = [(layer, head) for layer in self.layers for head in range(heads)]
-        of_head = {"layer": [layer for layer, _ in places], "head": [head for _, head in places]}
-        return pd.DataFrame(of_head | {name: value.flatten().tolist() for name, value in columns.items()})
+        return table_of({"layer": self.layers, "head": range(self.raised.shape[1])}, columns)
 
     # -- how the result is shown ------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from einops import einsum
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from ...basics.arguments import flag, index_of, member, shown, whole_number
-from ...basics.fields import check_layers
+from ...basics.arguments import flag, index_of, shown, whole_number
 from ...basics.public import public
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.figure import Figure
@@ -28,10 +27,9 @@ from ...maths.intervals import LEVEL, TextMeans
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, require_means_of
-from ...results.by_layer import by_layer
+from ...results.by_layer import OfLayers, table_of
 from ...results.mean_qk import MeanQK
 from ...results.provenance import Provenance
-from ...results.result import PagedResult
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
@@ -184,7 +182,7 @@ def _kept(split: Directions, kept: Int[Tensor, "head kept"]) -> Float[Tensor, "s
 
 
 @dataclass(frozen=True, repr=False)
-class QKDirections(PagedResult):
+class QKDirections(OfLayers):
     """The singular directions of W_Q W_Kᵀ of each head, numbered from the largest singular value down."""
 
     SUBTRACT = "the directions of two models differ; compare their shares of query_key: am.variance_shares"
@@ -225,16 +223,14 @@ class QKDirections(PagedResult):
 
     def _check(self) -> None:
         super()._check()
-        check_layers(self.layers, self.n_layers)
         if self.kept.numel() and not 0 <= int(self.kept.min()) <= int(self.kept.max()) < self.share.shape[-1]:
             raise ValueError(f"`kept` must number the {self.share.shape[-1]} directions; got {shown(self.kept)}")
         for token in self.tokens.flatten().tolist():
             self.texts[token]
 
     def _place(self, layer: int, head: int) -> tuple[int, int]:
-        row = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
         heads = self.share.shape[1]
-        return row, index_of("head", head, heads, f"this model has {heads} heads per layer")
+        return self._place_of(layer), index_of("head", head, heads, f"this model has {heads} heads per layer")
 
     def of_head(self, layer: int, head: int) -> pd.DataFrame:
         """The kept directions of a head, the largest share first: direction, share, share_low, share_high, strength,
@@ -260,14 +256,12 @@ class QKDirections(PagedResult):
     @property
     def query_key(self) -> Float[Tensor, "layer head"]:
         """The sum of all shares: the share of the term `query_key`."""
-        return by_layer(self.share.sum(dim=-1), self.layers, self.n_layers)
+        return self._by_layer(self.share.sum(dim=-1))
 
     def to_frame(self) -> pd.DataFrame:
         """One row per direction: layer, head, direction, share, share_low, share_high, strength."""
         heads, directions = self.share.shape[1:]
-        places = [(layer, head, place) for layer in self.layers for head in range(heads) for place in range(directions)]
-        frame = pd.DataFrame(places, columns=["layer", "head", "direction"])
-        return frame.assign(**{name: value.flatten().tolist() for name, value in self._columns.items()})
+        return table_of({"layer": self.layers, "head": range(heads), "direction": range(directions)}, self._columns)
 
     @property
     def _columns(self) -> Mapping[str, Float[Tensor, "measured head direction"]]:

@@ -19,6 +19,7 @@ from ...draw.chart import ByChoice
 from ...draw.section import Section
 from ...errors import InputError
 from ...maths.scores import ScoreParts
+from ...results.by_layer import table_of
 from ...results.figure_file import SavesFigures
 from .wavelength_figures import kernel_chart, position_kernel
 from .wavelengths import UNROTATED, band_names, bands_there, checked_edges, dimensions_of
@@ -107,10 +108,8 @@ class PositionKernel(SavesFigures):
     def to_frame(self) -> pd.DataFrame:
         """One row per head and distance: layer, head, distance, position, and one column per band."""
         columns = {"position": self.values, **self.bands}
-        places = pd.MultiIndex.from_product(
-            [self.layers, range(self.values.shape[1]), self.distances.tolist()], names=["layer", "head", "distance"]
-        )
-        return pd.DataFrame({name: value.flatten().tolist() for name, value in columns.items()}, places).reset_index()
+        axes = {"layer": self.layers, "head": range(self.values.shape[1]), "distance": self.distances.tolist()}
+        return table_of(axes, columns)
 
 
 def _of_means(band: str, edges: Sequence[float], parts: ScoreParts, rows: slice) -> Tensor:

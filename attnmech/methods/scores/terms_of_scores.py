@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...maths.float64 import as_float64
 from ...maths.scores import ScoreParts, names_along_row, ranked_shares
 from ...maths.variance_shares import row_covariances
-from ...results.by_layer import by_layer
+from ...results.by_layer import by_layer, table_of
 from ...results.provenance import Provenance
 from ...results.result import Result
 from ...results.score_terms import Contrast, Reference, Shares, Terms, TermsByHead
@@ -234,19 +234,10 @@ class SplitScores(Result):
         scores (without row 0).
         """
         shares = self.shares_at(0)
-        rows = []
-        for index, layer in enumerate(self.layers):
-            for head in range(self.residual.shape[1]):
-                row: dict[str, Any] = {
-                    "layer": layer,
-                    "head": head,
-                    "residual": float(self.residual[layer, head]),
-                    "largest_score": float(self.largest[layer, head]),
-                }
-                for name, share in shares.items():
-                    row[f"{name}_share"] = float(share[:, index, head].nanmean())
-                rows.append(row)
-        return pd.DataFrame(rows)
+        measured = list(self.layers)
+        columns = {"residual": self.residual[measured], "largest_score": self.largest[measured]}
+        columns |= {f"{name}_share": share.nanmean(dim=(0, 3)) for name, share in shares.items()}
+        return table_of({"layer": self.layers, "head": range(self.residual.shape[1])}, columns)
 
     def numbers(
         self,

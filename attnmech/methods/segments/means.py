@@ -13,7 +13,7 @@ from ...basics.arguments import option
 from ...errors import InputError
 from ...maths.intervals import TextMeans
 from ...maths.statistic import Statistic
-from ...results.by_layer import by_layer
+from ...results.by_layer import table_of
 from ...results.quantity import Places
 from ...runs.summed import SummedTable
 from .sums import lags_of
@@ -119,19 +119,9 @@ class SegmentMeans(SegmentStatistics, SummedTable):
         above = TextMeans.of_ratio(state["peaks"] - state["expected_peaks"], state["peak_counts"])
         claimed = above.simultaneous()[0] > 0
         expected = peaks.mean - above.mean
-        index = [(row, head) for row in range(len(self.layers)) for head in range(low.shape[1])]
-        frame = pd.DataFrame(
-            {
-                "layer": [self.layers[row] for row, _ in index],
-                "head": [head for _, head in index],
-                "kurtosis": peaks.mean.flatten().tolist(),
-                "kurtosis_low": low.flatten().tolist(),
-                "kurtosis_high": high.flatten().tolist(),
-                "kurtosis_expected": expected.flatten().tolist(),
-                "receiver": claimed.flatten().tolist(),
-                "texts": peaks.texts.flatten().tolist(),
-            }
-        )
+        columns = {"kurtosis": peaks.mean, "kurtosis_low": low, "kurtosis_high": high, "kurtosis_expected": expected}
+        columns |= {"receiver": claimed, "texts": peaks.texts}
+        frame = table_of({"layer": self.layers, "head": range(low.shape[1])}, columns)
         return frame.sort_values("kurtosis", ascending=False, kind="stable", ignore_index=True)
 
     @property
@@ -179,6 +169,3 @@ class SegmentMeans(SegmentStatistics, SummedTable):
             raise InputError("this model's tokens do not attend to later tokens; use another `part`.")
         chosen, counted = places[part]
         return sums[list(chosen)].sum(dim=0), self.state["counts"][counted].expand_as(sums[0])
-
-    def _by_layer(self, measured: Tensor) -> Tensor:
-        return by_layer(measured, self.layers, self.n_layers)

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ...basics.arguments import index_of, member, option, shown, whole_number
+from ...basics.arguments import index_of, option, shown, whole_number
 from ...basics.fields import check_entries
 from ...basics.public import public
 from ...draw.all_heads import model_view
@@ -301,7 +301,7 @@ class SegmentAttention(SegmentMeans):
         """
         views = {"sentence": sentence_view, "model": model_view}
         make = views[option("view", view, views)]
-        rows = list(range(len(self.layers))) if layer is None else [self._row(layer)]
+        rows = list(range(len(self.layers))) if layer is None else [self._place_of(layer)]
         return make(
             self.mass(text)[rows].float().numpy(),
             [segment.strip() or segment for segment in self.segments_of(text)],
@@ -376,7 +376,7 @@ class SegmentAttention(SegmentMeans):
 
     def token_section(self, call: str, tokens: Sequence[str], layers: Sequence[int]) -> Section:
         """Shows how the segment of the query selected on a page attends to the other segments, in the first text."""
-        rows = [self._row(layer) for layer in layers]
+        rows = [self._place_of(layer) for layer in layers]
         mass, expected = (values[rows].float().numpy() for values in (self.mass(), self.expected()))
         return segment_section(
             mass, expected, self.segments_of(), self.starts[0], tokens=tokens, layers=layers, call=call
@@ -391,11 +391,8 @@ class SegmentAttention(SegmentMeans):
             )
         return index_of("text", text, len(self.starts))
 
-    def _row(self, layer: int) -> int:
-        return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
-
     def _head(self, layer: int, head: int) -> tuple[int, int]:
-        return self._row(layer), index_of("head", head, self.state["mass"].shape[1])
+        return self._place_of(layer), index_of("head", head, self.state["mass"].shape[1])
 
     def _shown(self, layer: int | None, head: int | None, text: int) -> tuple[int, int]:
         """Returns the head that a figure shows."""
@@ -406,7 +403,7 @@ class SegmentAttention(SegmentMeans):
         if len(self.starts[self._text(text)]) < 3:
             return 0, 0
         top = self.strongest_cells(1, text).iloc[0]
-        return self._row(int(top["layer"])), int(top["head"])
+        return self._place_of(int(top["layer"])), int(top["head"])
 
     def _peaked(self, text: int) -> list[tuple[int, int]]:
         """The heads with the highest kurtosis in one text, counting all later segments."""

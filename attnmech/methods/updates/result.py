@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...basics.arguments import index_of, listed, member, option
+from ...basics.arguments import index_of, listed, option
 from ...basics.axes import spread
 from ...basics.nouns import TEXT, Nouns, counted
 from ...basics.public import public
@@ -259,9 +259,6 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         first = {} if self.parts is not None or {*figure, options.get("figure")} & _MAPS else {"layer": self.layers[0]}
         return {**first, **super()._figure_place(*figure, **options)}
-
-    def _place_of(self, layer: object) -> int:
-        return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
 
     def _difference_figure(self, figure: str, side: str) -> "go.Figure":
         statistic = figure if side == "query" else f"{side}_{figure}"

@@ -30,6 +30,7 @@ from ...methods.scores.position_kernel import PositionKernel
 from ...methods.scores.variance_shares import VarianceShares
 from ...methods.updates.result import ResidualUpdates
 from ...model.parts.certificate import Certificate
+from ...results.by_layer import table_of
 from ...runs.effects import HeadEffects
 from ..result import STATUS, short_name
 from .heads import CorpusHeads
@@ -98,9 +99,10 @@ class Atlas(WritesHtml):
     def to_frame(self) -> pd.DataFrame:
         """One row per head: layer, head, types, and every number of the page's map."""
         facts = self.heads
-        places = [(layer, head) for layer in facts.layers for head in range(facts.count)]
-        frame = pd.DataFrame({"layer": [layer for layer, _ in places], "head": [head for _, head in places]})
-        frame["types"] = [", ".join(facts.types_of(*place)) for place in places]
+        frame = table_of({"layer": facts.layers, "head": range(facts.count)}, {})
+        frame["types"] = [
+            ", ".join(facts.types_of(*place)) for place in zip(frame["layer"], frame["head"], strict=True)
+        ]
         return frame.assign(**{number.name: number.values.ravel() for number in facts.numbers})
 
     @returns_page
