@@ -14,6 +14,7 @@ from papers import linked, section_of, sections
 
 import attnmech as am
 from attnmech import errors
+from attnmech.maths.statistic import Statistic
 
 PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Load and run": {
@@ -235,6 +236,8 @@ def docstring(_: Any, what: str, name: str, thing: Any, __: Any, lines: list[str
     if what in ("attribute", "property"):
         owner, _, field = name.rpartition(".")
         written = type_of(attrgetter(owner.removeprefix("attnmech."))(am), field)
+        if isinstance(thing, Statistic):
+            written = f"Float[Tensor, '{thing.axes}']" if thing.axes else "Tensor"
         if written:
             lines[:0] = [f"``{written}``", ""]
 
