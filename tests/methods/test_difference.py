@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,54 +13,13 @@ import naive
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from kinds import MODEL, PAIRS, SUBTRACTED, on_pairs, result
 
 import attnmech as am
 from attnmech.errors import InputError, MissingPointError
 
-MODEL = "gpt2"
-CHANGE = am.Intervention
-PAIRS = [((0, 1), (2, 3)), ((0, 0), (1, 1))]
-
-
-def patched(model: am.HookedModel, ids: Tensor, **options: Any) -> Any:
-    answers = {"answers": [5] * len(ids), "against": [9] * len(ids)}
-    return am.patch(model, ids, ids.roll(2, dims=1), **answers, **options)
-
-
-KINDS: dict[str, Callable[[am.HookedModel, Tensor], Any]] = {
-    "focus": am.attention_focus,
-    "focus of a corpus": lambda model, ids: am.attention_focus(model, iter(list(ids))),
-    "updates": am.residual_updates,
-    "blocks": lambda model, ids: am.residual_updates(model, ids).blocks,
-    "ablation": lambda model, ids: am.ablate_heads(model, ids, shifts=True),
-    "patching heads": patched,
-    "patching positions": lambda model, ids: patched(model, ids, at="resid_pre"),
-    "attribution": lambda model, ids: am.attribute(
-        model, ids, ids.roll(2, dims=1), nodes="heads+mlps", answers=[5] * len(ids), against=[9] * len(ids)
-    ),
-    "importance": am.head_importance,
-    "null": am.null_attention,
-    "pairs": lambda model, ids: am.ablate_pairs(model, ids, PAIRS),
-    "sweep": lambda model, ids: am.sweep(model, ids, [CHANGE.remove_keys([(0, 1)], "first"), CHANGE.zero([(1, 2)])]),
-    "paths": lambda model, ids: am.path_patch(
-        model, ids, ids.roll(2, dims=1), [(2, 1)], answers=[5] * len(ids), against=[9] * len(ids)
-    ),
-}
 SAME = ("intervention", "layer", "head", "position", "other_layer", "other_head", "texts", "verdict", "collapse")
 """Columns that are not numbers of a head."""
-
-
-@cache
-def result(kind: str, run: str) -> Any:
-    """A result on seven texts, on these under a hook, with other weights, or on five other texts."""
-    model, ids = models.hooked(MODEL), models.token_ids(MODEL, batch=7)
-    if run == "hooked":
-        with model.hooks({("resid_pre", 1): lambda stream: stream.flip(-1)}):
-            return KINDS[kind](model, ids)
-    if run == "trained":
-        return KINDS[kind](am.load(models.fresh(MODEL, seed=8)), ids)
-    return KINDS[kind](model, models.token_ids(MODEL, batch=5, seed=9) if run == "others" else ids)
 
 
 def refused(call: Callable[[], Any]) -> str:
@@ -72,7 +30,8 @@ def refused(call: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "first"), [*zip(KINDS, cycle(["hooked", "trained"]), strict=False), *((kind, "others") for kind in KINDS)]
+    ("kind", "first"),
+    [*zip(SUBTRACTED, cycle(["hooked", "trained"]), strict=False), *((kind, "others") for kind in SUBTRACTED)],
 )
 def test_numbers_are_those_of_the_first_minus_those_of_the_second(kind: str, first: str, tmp_path: Path) -> None:
     one, other = result(kind, first), result(kind, "plain")
@@ -269,7 +228,7 @@ def test_what_does_not_match_is_refused_with_what_differs() -> None:
     plain, focus = result("ablation", "plain"), result("focus", "plain")
     shallow = am.load(models.randomised(models.gpt2(layers=2)))
     narrow = am.load(models.randomised(models.gpt2(heads=4)))
-    heads = [(0, 0), (1, 1)]
+    heads, some = [(0, 0), (1, 1)], on_pairs(am.patch, positions=[1])
     cases: list[tuple[Callable[[], Any], str]] = [
         (
             lambda: plain - am.ablate_heads(model, ids, heads, metric="kl"),
@@ -282,7 +241,7 @@ def test_what_does_not_match_is_refused_with_what_differs() -> None:
         (lambda: focus - am.attention_focus(shallow, ids), "same number of layers; got 3 and 2"),
         (lambda: focus - am.attention_focus(model, ids, last=3), "same last; got 8 and 3"),
         (lambda: focus - focus.where(first_row=True), "same rows; got"),
-        (lambda: result("patching heads", "plain") - patched(model, ids, positions=[1]), "same positions; got None"),
+        (lambda: result("patching heads", "plain") - some(model, ids), "same positions; got None"),
         (lambda: result("importance", "plain") - am.head_importance(model, ids, method="zero"), "same method; got"),
         (lambda: result("null", "plain") - am.null_attention(model, ids, heads=heads, delta=0.1), "same delta; got"),
         (lambda: result("pairs", "plain") - am.ablate_pairs(model, ids, PAIRS[:1]), "same pairs; got"),

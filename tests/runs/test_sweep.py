@@ -85,6 +85,7 @@ PARTIAL: dict[str, Callable[..., Any]] = {
     "patch resid_pre": lambda model, texts, **options: am.patch(
         model, texts, texts.flip(1), at="resid_pre", metric=scaled(1.0), **options
     ),
+    "sweep": partial(am.sweep, interventions=[am.Intervention.remove_keys([divmod(n, 5)], "first") for n in range(15)]),
     "prune_heads": partial(am.prune_heads, random=1, layers=[2]),
 }
 

@@ -2,13 +2,13 @@
 
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import models
 import numpy as np
 import pytest
 import torch
+from by_hand import AGAINST, ANSWERS, JUDGED, pair
 from scipy.stats import t as student_t
 from torch import Tensor
 
@@ -17,17 +17,6 @@ from attnmech import Circuit
 from attnmech.errors import InputError
 from attnmech.results import EdgeAttribution, Faithfulness
 from attnmech.runs.residual_graph import graph_of
-
-ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
-JUDGED: dict[str, Any] = {"answers": ANSWERS, "against": AGAINST}
-
-
-def pair(name: str) -> tuple[Tensor, Tensor]:
-    """Clean and corrupted prompts that differ at tokens 2 and 5."""
-    clean = models.token_ids(name)
-    corrupted = clean.clone()
-    corrupted[:, [2, 5]] = models.token_ids(name, seed=8)[:, [2, 5]]
-    return clean, corrupted
 
 
 def some_edges(model: am.HookedModel, share: float, seed: int) -> Circuit:
@@ -190,7 +179,7 @@ def test_areas_and_their_intervals() -> None:
         found.area_interval("auc")
 
 
-def test_what_a_result_says_and_saves(tmp_path: Path) -> None:
+def test_what_a_result_says_and_draws() -> None:
     hooked, (clean, corrupted) = models.hooked("gpt2"), pair("gpt2")
     edges = am.attribute(hooked, clean, corrupted, edges=True, nodes="heads+mlps", **JUDGED)
     assert isinstance(edges, EdgeAttribution)
@@ -198,9 +187,7 @@ def test_what_a_result_says_and_saves(tmp_path: Path) -> None:
     assert found.shares[-1] == 1 and float(found.faithfulness[-1]) == pytest.approx(1, abs=1e-5)
     frame = found.to_frame()
     assert list(frame["size"]) == [1, 3, 7, 18, 37, 74, 185, 370]
-    assert list(frame["faithfulness"]) == pytest.approx(found.faithfulness.tolist())
-    loaded = am.load_result(found.save(tmp_path / "found.safetensors"))
-    assert repr(loaded) == repr(found) and "3 pairs are too few for an interval" in found.lead
+    assert "3 pairs are too few for an interval" in found.lead
     curve, other = found.plot().data
     assert list(curve.y) == list(frame["faithfulness"]) and list(other.y) == list(frame["completeness"])
     assert "Along edges outside the circuit, inputs read what senders write in the corrupted run" in found.to_html()

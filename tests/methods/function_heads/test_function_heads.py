@@ -1,7 +1,6 @@
 """Effects of heads on tasks with examples equal those of plain hooks; the planted head is found."""
 
 import itertools
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,7 +14,6 @@ import attnmech as am
 from attnmech.errors import InputError
 from attnmech.maths.intervals import TextMeans
 from attnmech.methods.function_heads.prompts import foils_of, prompts_of
-from attnmech.results import FunctionHeads
 
 PAIRS = [("keys", "are"), ("dog", "here"), ("cabinet", "there"), ("to", "and"), ("the", "a"), (".", "dog"), ("a", "to")]
 TEMPLATE = "{x} the {y} . "
@@ -79,15 +77,13 @@ def test_prompts() -> None:
     assert all(torch.equal(one, other) for one, other in zip(prompts.shuffled, again.shuffled, strict=True))
 
 
-def test_what_a_result_says_saves_and_steers(tmp_path: Path) -> None:
+def test_what_a_result_says_and_how_it_steers() -> None:
     hooked, _ = model_of("gpt2")
     found = am.function_heads(hooked, PAIRS, shots=2, prompts=5, template=TEMPLATE)
     assert found.lead.startswith(
         "Giving each of 15 heads its mean output after right examples, on 5 prompts (3 answers) with shuffled ones (ln"
     )
     assert found.lead.endswith("; 3 answers are too few for an interval, which needs 5 or more.")
-    loaded = am.load_result(found.save(tmp_path / "heads.safetensors"))
-    assert isinstance(loaded, FunctionHeads) and repr(loaded) == repr(found)
     assert found.written is not None
     best = found.effect.flatten().topk(4).indices.tolist()
     total = sum(found.written[divmod(place, 5)] for place in best)

@@ -366,29 +366,12 @@ def test_where_no_head_attends_the_one_that_does_most_is_changed() -> None:
     assert float(found.sink_mass[tuple(place)]) == float(found.sink_mass.max())
 
 
-def test_the_frame_holds_every_number() -> None:
-    null = am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
-    frame = null.to_frame()
-    assert list(frame.columns[:6]) == ["layer", "head", "sink_mass", "sink_mass_low", "sink_mass_high", "value_ratio"]
-    assert frame.shape == (15, 2 + 5 * 3 + 4 * 7 + 2)
-    row = frame[(frame["layer"] == 2) & (frame["head"] == 1)].iloc[0]
-    low, high = null.effects["only_sink"].interval()
-    assert row["only_sink_low"] == float(low[2, 1])
-    assert row["only_sink_high"] == float(high[2, 1])
-    assert row["only_sink"] == float(null.effects["only_sink"].effect[2, 1])
-    assert row["sink_mass"] == float(null.sink_mass[2, 1])
-    assert row["verdict"] == null.verdict[2][1]
-
-
-def test_what_it_says_of_itself_also_from_a_file(tmp_path: Path) -> None:
+def test_what_it_says_of_itself() -> None:
     null = of_built()
-    again = am.load_result(null.save(tmp_path / "null.safetensors"))
-    assert again.verdict == null.verdict and again.to_frame().equals(null.to_frame())
-    assert torch.equal(again.sinks, null.sinks)
-    page = null.write_html(tmp_path / "null.html").read_text(encoding="utf-8")
+    assert null.to_frame()["verdict"].tolist() == list(null.verdict[0])
+    page = null.to_html()
     assert "1 resting, 1 active, 1 unused, 0 subtle, 1 undecided, 1 not attending" in page
     assert "not attending</td>" in page and "value changes the metric by more than 0.01" in page
-    assert repr(again) == repr(null)
     assert repr(null) == (
         "NullAttention(Verdicts on 5 heads and the first token (8 texts; effects within ±0.01 nats of loss count as "
         "zero): 1 resting, 1 active, 1 unused, 0 subtle, 1 undecided, 1 not attending; about 1,957 texts would decide "

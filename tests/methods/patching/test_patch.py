@@ -1,10 +1,8 @@
 """Patching equals patching by hand on the raw transformers model, and restores the clean run when it should."""
 
-from pathlib import Path
 from typing import Any
 
 import models
-import naive
 import pytest
 import torch
 from by_hand import AGAINST, ANSWERS, JUDGED, columns, logit_differences, output_changed, pair, point_changed, z_changed
@@ -117,12 +115,10 @@ def test_each_head_equals_the_raw_model(name: str, at: str, positions: Any) -> N
     assert float(found.effect.abs().max()) > 1e-4
 
 
-def test_kv_heads_are_named_as_such(tmp_path: Path) -> None:
+def test_kv_heads_are_named_as_such() -> None:
     found = am.patch(models.hooked("llama"), *pair("llama"), at="k", heads=[(1, 1)], **JUDGED)
     assert isinstance(found, am.results.KVPatchEffects) and found.swept.nonzero().tolist() == [[1, 1]]
-    assert list(found.to_frame().columns)[:2] == ["layer", "kv_head"]
     assert "Patching k at 1 kv head on 3 pairs: kv head 1 of layer 1 has" in repr(found)
-    assert isinstance(am.load_result(found.save(tmp_path / "k")), am.results.KVPatchEffects)
     assert found.plot().layout.xaxis.title.text == "kv head"
 
 
@@ -160,24 +156,6 @@ def test_the_decoder_of_t5() -> None:
     assert len(found.tokens[0]) == 5
 
 
-def test_shares_and_their_intervals() -> None:
-    generator = torch.Generator().manual_seed(0)
-    clean, corrupted = (torch.randint(3, 50, (23, 6), generator=generator) for _ in range(2))
-    answers, against = torch.randint(3, 50, (2, 23), generator=generator)
-    found = am.patch(models.hooked("gpt2"), clean, corrupted, answers=answers, against=against)
-    low, high = found["recovered"].interval()
-    for layer, head in ((0, 3), (2, 1)):
-        wanted = naive.t_interval(
-            (found.after[layer, head] - found.before).tolist(), (found.clean - found.before).tolist()
-        )
-        assert (float(low[layer, head]), float(high[layer, head])) == pytest.approx(wanted, rel=1e-6)
-    frame = found.to_frame()
-    assert {"clean", "recovered", "recovered_low", "recovered_high"} <= set(frame.columns)
-    row = frame[(frame["layer"] == 2) & (frame["head"] == 1)].iloc[0]
-    assert row["recovered"] == pytest.approx(float(found.recovered[2, 1]))
-    assert row["recovered_low"] == float(low[2, 1])
-
-
 def test_no_share_where_there_is_none() -> None:
     hooked, (clean, corrupted) = models.hooked("gpt2"), pair("gpt2")
     with pytest.raises(InputError, match="those of pair 0 are the same, so patching changes nothing"):
@@ -191,22 +169,14 @@ def test_no_share_where_there_is_none() -> None:
     assert loss.not_recoverable is not None and "different next tokens" in loss.not_recoverable
 
 
-def test_saved_drawn_and_written(tmp_path: Path) -> None:
+def test_positions_are_shown_with_their_tokens() -> None:
     hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(words=(*models.WORDS, "&")))
     texts = ["the keys to the cabinet", "a dog to the cabinet"], ["the & to the cabinet", "a dog to a dog"]
-    options: dict[str, Any] = {"answers": [" are", " are"], "against": [" here", " here"]}
-    for at in ("z", "resid_pre"):
-        found = am.patch(hooked, *texts, at=at, **options)
-        again = am.load_result(found.save(tmp_path / f"{at}.safetensors"))
-        assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
-        assert "has the largest effect" in found.write_html(tmp_path / f"{at}.html").read_text(encoding="utf-8")
-    assert isinstance(found, am.results.PositionEffects)
+    found = am.patch(hooked, *texts, at="resid_pre", answers=[" are", " are"], against=[" here", " here"])
     figure = found.plot("recovered")
     (trace,) = figure.data
     assert list(figure.layout.xaxis.ticktext)[:2] == ["0 the", "1 keys→&amp;"]
-    torch.testing.assert_close(torch.tensor(trace.z), found.recovered)
-    assert "position 1 keys→&amp;" in trace.text[0][1]
-    assert "layer 2, " in trace.text[2][1]
+    assert "position 1 keys→&amp;" in trace.text[0][1] and "layer 2, " in trace.text[2][1]
     assert repr(found).startswith("PositionEffects(Patching resid_pre at 15 positions on 2 pairs: position ")
     with pytest.raises(InputError, match=r"`level` must be a finite number above 0 and below 1; got 2.0"):
         found["recovered"].interval(2.0)

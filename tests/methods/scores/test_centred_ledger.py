@@ -1,7 +1,6 @@
 """Scores split at means, against the same terms from the captured queries and keys and rotation matrices."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import centred
@@ -226,21 +225,6 @@ def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
 
 
 # -- the result ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["llama", "bloom"])
-def test_a_saved_split_comes_back_whole(name: str, tmp_path: Path) -> None:
-    model, inputs = models.hooked(name, F32), inputs_of(name, "right")
-    for number, centre in enumerate(("mean", am.mean_qk(model, models.token_ids(name, 4, 6, seed=8)))):
-        split = am.decompose_scores(model, inputs, centre=centre)
-        loaded = am.load_result(split.save(tmp_path / f"{number}.safetensors"))
-        assert loaded.reference == split.reference
-        for one, other in zip(split.parts, loaded.parts, strict=True):
-            assert one.centred and other.centred
-            assert (one.wavelengths is None) == (other.wavelengths is None) == (name == "bloom")
-            assert one.wavelengths is None or torch.equal(one.wavelengths, other.wavelengths)
-        for term, value in split.terms.items():
-            torch.testing.assert_close(loaded.terms[term], value, rtol=1e-6, atol=1e-6)
 
 
 def test_notes_say_where_scores_are_split() -> None:

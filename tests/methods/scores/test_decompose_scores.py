@@ -4,14 +4,13 @@ import itertools
 import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import models
-import pandas as pd
 import pytest
 import reference
 import torch
+from comparing import close
 from torch import Tensor
 
 import attnmech as am
@@ -28,12 +27,6 @@ CASES = [
     ),
     *((name, dtype, "left") for name in ("bloom", "llama_bias") for dtype in (F32, F64)),
 ]
-
-
-def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    size = float(theirs.abs().max())
-    difference = float((ours - theirs).abs().max())
-    assert difference <= tolerance * max(size, 1e-30), f"off by {difference:.2e}, largest {size:.2e}"
 
 
 @pytest.mark.core
@@ -294,7 +287,7 @@ def test_one_score_in_one_line(name: str) -> None:
         split.explain(layer, head, query=0, key=1, sequence=1)
 
 
-# -- select, save, provenance --------------------------------------------------------------------------------
+# -- select, provenance --------------------------------------------------------------------------------------
 
 
 def test_layers_chosen_at_once_or_afterwards_are_the_same() -> None:
@@ -311,21 +304,6 @@ def test_layers_chosen_at_once_or_afterwards_are_the_same() -> None:
         assert torch.equal(found.largest[[2, 0]], whole.largest[[2, 0]]) and found.largest[1].isnan().all()
     assert repr(some) == repr(chosen) and "nan" not in repr(some)
     assert torch.equal(chosen.shares_at(1).key, whole.shares_at(1).key[:, [2, 0]])
-
-
-@pytest.mark.parametrize(("name", "fold_norm"), [("bloom", True), ("llama", False)])
-def test_a_saved_result_comes_back_whole(name: str, fold_norm: bool, tmp_path: Path) -> None:
-    split = split_of(name, fold_norm=fold_norm)
-    back = am.load_result(split.save(tmp_path / "split.safetensors"))
-    assert list(tmp_path.iterdir()) == [tmp_path / "split.safetensors"]
-    assert list(back.terms) == list(split.terms)
-    for term, value in split.terms.items():
-        torch.testing.assert_close(back.terms[term], value, rtol=1e-6, atol=1e-6)
-    for field in ("residual", "largest", "real", "visible"):
-        assert torch.equal(getattr(back, field), getattr(split, field))
-    assert (back.layers, back.tokens) == (split.layers, split.tokens)
-    assert back.provenance.to_dict() == split.provenance.to_dict()
-    pd.testing.assert_frame_equal(back.to_frame(), split.to_frame(), rtol=1e-4)
 
 
 def test_a_result_stays_as_it_is_when_the_model_is_trained_on() -> None:

@@ -9,7 +9,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from centred import F32, F64, documents
+from centred import F64, documents
 from scipy.stats import spearmanr
 
 import attnmech as am
@@ -224,19 +224,10 @@ def test_results_on_other_terms_are_not_merged_or_subtracted() -> None:
 # -- the result ----------------------------------------------------------------------------------------------
 
 
-def test_saved_and_loaded_and_shown(tmp_path: Path) -> None:
-    model, texts = models.hooked("gemma2", F32), documents()
-    found = am.variance_shares(model, iter(texts), layers=[1], first_key=False)
-    loaded = am.load_result(found.save(tmp_path / "shares.safetensors"))
-    assert torch.equal(loaded.shares[:, 1], found.shares[:, 1]) and bool(found.shares[:, 0].isnan().all())
-    assert (loaded.centre, loaded.first_key, loaded.terms) == ("mean", False, found.terms)
-    assert loaded.agreement == found.agreement and loaded.lead == found.lead
-    frame = found.to_frame()
-    assert frame[["layer", "head"]].to_numpy().tolist() == [[1, head] for head in range(6)]
-    assert frame.position.tolist() == pytest.approx(found.shares[0, 1].tolist())
-    assert {"position_low", "softcap_high"} <= set(frame.columns) and "constant" not in frame.columns
-    low, high = found["position"].interval() or ()
-    assert bool((low[1] <= found.shares[0, 1]).all()) and bool((found.shares[0, 1] <= high[1]).all())
+def test_layers_left_out_are_nan_and_figures_are_of_terms() -> None:
+    found = am.variance_shares(models.hooked("gemma2"), iter(documents()), layers=[1], first_key=False)
+    assert bool(found.shares[:, 0].isnan().all())
+    assert found.to_frame()[["layer", "head"]].to_numpy().tolist() == [[1, head] for head in range(6)]
     assert "mean over heads" in found.lead and found.plot("position").data
     for wrong in ("mask", "nothing"):
         with pytest.raises(InputError, match="`figure` must be one of position"):
