@@ -242,18 +242,20 @@ Call = Callable[[Subject], Any]
 
 
 def look(result: Any, folder: Path) -> None:
-    """Does with a result what a user does: prints it, shows it in a notebook, makes its table and figure, saves it."""
+    """Does with a result what a user does: prints it, shows it in a notebook, makes its table and figure, saves it.
+
+    A loaded result has the same sentence and table.
+    """
     printed = repr(result)
     assert isinstance(result, Tensor) or not re.search(r"\bnan\b|\binf\b|\{\w+\}", printed), printed
     if hasattr(result, "_repr_html_"):
         result._repr_html_()
-    if hasattr(result, "to_frame"):
-        result.to_frame()
+    table = result.to_frame() if hasattr(result, "to_frame") else None
     if hasattr(result, "plot") and not _needed(result.plot):
         result.plot()
     if isinstance(result, Result):
-        result.save(folder / "result.safetensors")
-        am.load_result(folder / "result.safetensors")
+        again = am.load_result(result.save(folder / "result.safetensors"))
+        assert repr(again) == printed and (table is None or again.to_frame().equals(table))
 
 
 def _needed(method: Callable[..., Any]) -> list[str]:
