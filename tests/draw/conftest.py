@@ -219,46 +219,34 @@ def settle(page: Any) -> None:
     page.evaluate("async () => { for (const _ of [1, 2]) await new Promise(requestAnimationFrame); }")
 
 
-@pytest.fixture(scope="module")
-def visit(chromium: Any, page_html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with opening(chromium, page_html, tmp_path_factory.mktemp("page") / "page.html", **WHOLE) as page:
-        yield page
+def visiting(html: str, scope: Any) -> Any:
+    """A fixture that opens a page, for the tests of a module or for one test."""
 
+    @pytest.fixture(scope=scope)
+    def visit(chromium: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+        path = tmp_path_factory.mktemp("page") / "page.html"
+        with opening(chromium, request.getfixturevalue(html), path, **WHOLE) as page:
+            yield page
 
-@pytest.fixture
-def opened(visit: Any) -> Any:
-    """The page of figures 1 to 3, shared by tests that change only its choice."""
-    visit.mouse.move(0, 0)
-    choose_by_address(visit, START)
     return visit
 
 
-@pytest.fixture
-def opened_alone(chromium: Any, page_html: str, tmp_path: Path) -> Iterator[Any]:
-    """The page of figures 1 to 3, for one test."""
-    with opening(chromium, page_html, tmp_path / "page.html", **WHOLE) as page:
-        yield page
+def at_start(visit: str, address: str) -> Any:
+    """A fixture of a page shared by tests that change only its choice."""
+
+    @pytest.fixture
+    def opened(request: pytest.FixtureRequest) -> Any:
+        page = request.getfixturevalue(visit)
+        page.mouse.move(0, 0)
+        choose_by_address(page, address)
+        return page
+
+    return opened
 
 
-@pytest.fixture(scope="module")
-def visit_full(chromium: Any, full_page_html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with opening(chromium, full_page_html, tmp_path_factory.mktemp("page") / "page.html", **WHOLE) as page:
-        yield page
-
-
-@pytest.fixture
-def opened_full(visit_full: Any) -> Any:
-    """The page of figures 1 to 10, shared by tests that change only its choice."""
-    visit_full.mouse.move(0, 0)
-    choose_by_address(visit_full, FULL_START)
-    return visit_full
-
-
-@pytest.fixture
-def opened_full_alone(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[Any]:
-    """The page of figures 1 to 10, for one test."""
-    with opening(chromium, full_page_html, tmp_path / "page.html", **WHOLE) as page:
-        yield page
+visit, opened_alone = visiting("page_html", "module"), visiting("page_html", "function")
+visit_full, opened_full_alone = visiting("full_page_html", "module"), visiting("full_page_html", "function")
+opened, opened_full = at_start("visit", START), at_start("visit_full", FULL_START)
 
 
 @pytest.fixture

@@ -134,52 +134,32 @@ def test_activations_of_texts_of_different_lengths() -> None:
     assert props(view)["firstDimensionLabels"] == ["0", "5"]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: attention_heads(np.ones((2, 3, 3)), ["a", "b"]),
-            "one query and one key for each of the 2 tokens; got 3 × 3",
-        ),
-        (
-            lambda: attention_heads(np.ones((3, 3)), ["a", "b", "c"]),
-            r"the axes \[head query key\]; got the shape \(3, 3\)",
-        ),
-        (lambda: attention_heads(np.ones((0, 2, 2)), ["a", "b"]), "the selection is empty"),
-        (lambda: attention_heads(np.ones((2, 2, 2)), ["a", "b"], heads=["x"]), "name each of the 2 heads; got 1"),
-        (lambda: attention_pattern(np.ones((3, 2)), ["a", "b", "c"]), "for cross-attention use"),
-        (lambda: attention_heads(np.ones((16, 512, 512)), ["a"] * 512), "4,194,304 numbers exceed the 200,000"),
-        (lambda: colored_tokens(np.ones(3), ["a"]), "one entry for each of the 1 tokens; got 3"),
-        (lambda: colored_tokens_multi(np.ones((2, 3)), ["a", "b"], labels=["x"]), "name each of the 3 series; got 1"),
-        (
-            lambda: token_log_probs(np.ones((2, 3)), [1], ["a", "b"], text_of=str),
-            "one id for each of the 2 tokens; got 1",
-        ),
-        (lambda: token_log_probs(np.ones((1, 3)), [1], ["a"], text_of=str), "nothing to predict"),
-        (
-            lambda: token_log_probs(np.ones((2, 3)), [1, 2], ["a", "b"], text_of=str),
-            "`top` must be a whole number, 1 to 3",
-        ),
-        (lambda: colored_tokens(np.full(2, np.nan), ["a", "b"]), "at least one finite number; got none"),
-        (
-            lambda: token_log_probs(np.ones((2, 3)), [1, 3], ["a", "b"], text_of=str),
-            r"`ids` must be from 0 to 2 .*; got 3",
-        ),
-        (
-            lambda: attention_pattern(np.ones((2, 2)), ["a", "b"], hidden=np.zeros((1, 2), dtype=bool)),
-            r"`hidden` must be a boolean array with the shape \(2, 2\) of `values`; got \(1, 2\)",
-        ),
-        (lambda: colored_tokens([1.0, [2.0]], ["a", "b"]), "a list of equal-length rows of real numbers; got"),
-        (
-            lambda: text_neuron_activations([], [], names=("a", "b"), labels=([], [])),
-            "the same number of texts, at least one; got 0 and 0",
-        ),
-        (
-            lambda: text_neuron_activations([np.ones((1, 2, 3))], [["a"]], names=("a", "b"), labels=(["x"], ["y"])),
-            "name each of the 2 × 3 entries; got 1 × 1",
-        ),
-    ],
-)
+AB, ABC, ONES = ["a", "b"], ["a", "b", "c"], np.ones
+NAMES: dict[str, Any] = {"names": ("a", "b")}
+REFUSED: list[tuple[Callable[[], View], str]] = [
+    (lambda: attention_heads(ONES((2, 3, 3)), AB), "one query and one key for each of the 2 tokens; got 3 × 3"),
+    (lambda: attention_heads(ONES((3, 3)), ABC), r"the axes \[head query key\]; got the shape \(3, 3\)"),
+    (lambda: attention_heads(ONES((0, 2, 2)), AB), "the selection is empty"),
+    (lambda: attention_heads(ONES((2, 2, 2)), AB, heads=["x"]), "name each of the 2 heads; got 1"),
+    (lambda: attention_pattern(ONES((3, 2)), ABC), "for cross-attention use"),
+    (lambda: attention_heads(ONES((16, 512, 512)), ["a"] * 512), "4,194,304 numbers exceed the 200,000"),
+    (lambda: colored_tokens(ONES(3), ["a"]), "one entry for each of the 1 tokens; got 3"),
+    (lambda: colored_tokens_multi(ONES((2, 3)), AB, labels=["x"]), "name each of the 3 series; got 1"),
+    (lambda: token_log_probs(ONES((2, 3)), [1], AB, text_of=str), "one id for each of the 2 tokens; got 1"),
+    (lambda: token_log_probs(ONES((1, 3)), [1], ["a"], text_of=str), "nothing to predict"),
+    (lambda: token_log_probs(ONES((2, 3)), [1, 2], AB, text_of=str), "`top` must be a whole number, 1 to 3"),
+    (lambda: token_log_probs(ONES((2, 3)), [1, 3], AB, text_of=str), r"`ids` must be from 0 to 2 .*; got 3"),
+    (lambda: colored_tokens(np.full(2, np.nan), AB), "at least one finite number; got none"),
+    (lambda: attention_pattern(ONES((2, 2)), AB, hidden=np.zeros((1, 2), dtype=bool)),
+     r"`hidden` must be a boolean array with the shape \(2, 2\) of `values`; got \(1, 2\)"),
+    (lambda: colored_tokens([1.0, [2.0]], AB), "a list of equal-length rows of real numbers; got"),
+    (lambda: text_neuron_activations([], [], **NAMES, labels=([], [])), "texts, at least one; got 0 and 0"),
+    (lambda: text_neuron_activations([ONES((1, 2, 3))], [["a"]], **NAMES, labels=(["x"], ["y"])),
+     "name each of the 2 × 3 entries; got 1 × 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_what_does_not_fit_is_refused(call: Callable[[], View], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()

@@ -19,6 +19,7 @@ from attnmech.errors import InputError
 from attnmech.methods.joint_embedding.page import IN_ADDRESS, embedding_view, mean_apart
 from attnmech.methods.joint_embedding.page_data import EmbeddingView
 
+from .conftest import settle
 from .embedding_views import made_images, made_view, page_of
 from .token_pages import selector, without
 
@@ -132,7 +133,7 @@ def opened(visit: Any) -> Any:
     """The page of `made_view`, shared by tests that change only its choice."""
     visit.mouse.move(0, 0)
     visit.evaluate("() => { document.activeElement.blur(); location.hash = 'layer=0&head=1'; }")
-    visit.wait_for_timeout(700)  # steps in quick succession are one step of Back
+    settle(visit)
     return visit
 
 
@@ -262,7 +263,8 @@ def test_a_search_looks_in_the_characters_of_tokens(chromium: Any, tmp_path: Pat
     with shown(chromium, replace(view, labels=labels), tmp_path) as page:
         for wanted, hits in found.items():
             page.evaluate("wanted => { location.hash = 'search=' + encodeURIComponent(wanted); }", wanted)
-            got = of_page(page, "hits()")
+            settle(page)
+            got = page.evaluate("document.getElementById('embedding').control.hits()")
             assert [index for index in got or [] if index < 13] == hits, wanted
             sentence = page.inner_text(".attnmech-embedding > .attnmech-finding")
             assert (got is None) == sentence.startswith("No token matches"), "a search without a hit dims nothing"
@@ -397,6 +399,7 @@ def test_heads_that_were_left_out_have_no_plot_and_no_part_in_the_mean(chromium:
 
 @pytest.mark.browser
 def test_the_address_says_the_choice_and_back_undoes_it(opened: Any) -> None:
+    opened.wait_for_timeout(700)  # steps in quick succession are one step of Back
     usual = of_page(opened, "state()")
     choose(opened, "Colour", "token type")
     choose(opened, "Layer", "2")

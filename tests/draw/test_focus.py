@@ -31,14 +31,6 @@ def test_lines_never_cross_and_hold_each_layers_own_numbers(values: np.ndarray) 
         assert drawn[:, layer].tolist() == sorted(values[layer].tolist(), reverse=True)
 
 
-def test_numbers_are_not_sorted_along_the_layers() -> None:
-    falling = np.array([[0.9, 0.8], [0.5, 0.6], [0.1, 0.2]])
-    assert [line.y for line in lines(rank_lines(falling, (0, 1, 2), quantity="q"))] == [
-        (0.9, 0.6, 0.2),
-        (0.8, 0.5, 0.1),
-    ]
-
-
 def test_every_point_names_its_true_head(values: np.ndarray) -> None:
     for line in lines(rank_lines(values, LAYERS, quantity="q")):
         assert list(line.x) == list(LAYERS)

@@ -13,7 +13,7 @@ from attnmech.draw.text import visible_token
 from attnmech.errors import InputError
 
 from .conftest import TOKENS
-from .token_pages import COUNT, HEADS, LAYERS, causal, choose, finding, selector, weights, without
+from .token_pages import COUNT, HEADS, LAYERS, causal, choose, finding, selector, weights
 
 KEYS = ["שלום", "🙂", "1,2", "<b>x</b>"]
 
@@ -114,25 +114,6 @@ def test_arrows_to_earlier_tokens_pass_above_and_to_later_ones_below(shown: Call
         ".attnmech-graph path[stroke-width]", "all => all.map(one => one.getBBox().width)"
     )
     assert len([width for width in widths if width > 0]) == 3
-
-
-@pytest.mark.browser
-def test_hiding_the_first_token_and_the_mean(shown: Callable[[View], Any]) -> None:
-    pattern = causal()
-    page = shown(token_graph(pattern, TOKENS, layers=[2, 5]))
-    page.get_by_label("hide the first token").check()
-    left = without(pattern[0], [0])
-    np.testing.assert_allclose(weights(page), left[0], rtol=1e-4)
-    assert edges(page) == above(left[0], 0.1)
-    assert all(key > 0 for _, key in edges(page))
-    assert "Hidden: key 0 “" in finding(page)
-    assert "No key remains for query 0 “" in finding(page)
-    choose(page, "Edges of", "mean of the heads")
-    np.testing.assert_allclose(weights(page)[1:], left[:, 1:].mean(axis=0), rtol=1e-4)
-    assert edges(page) == above(left.mean(axis=0), 0.1)
-    assert finding(page).startswith(f"Mean of the {HEADS} heads of layer 2: ")
-    page.get_by_label("hide the first token").uncheck()
-    np.testing.assert_allclose(weights(page), pattern[0].mean(axis=0), rtol=1e-4)
 
 
 @pytest.mark.browser

@@ -646,12 +646,12 @@ def test_back_goes_to_the_choice_before(opened_alone: Any) -> None:
     assert opened_alone.evaluate("history.length") == before + 3
 
 
-def test_sentences_name_heads_quote_tokens_and_write_minus_in_one_way(opened_full_alone: Any) -> None:
-    opened_full_alone.select_option("#head", "1")
-    opened_full_alone.click(".token >> nth=5")
+def test_sentences_name_heads_quote_tokens_and_write_minus_in_one_way(opened_full: Any) -> None:
+    opened_full.select_option("#head", "1")
+    opened_full.click(".token >> nth=5")
     for name in ("mean of the heads", "one head"):
-        opened_full_alone.locator("#sentence-view select").select_option(name)
-    shown = opened_full_alone.eval_on_selector_all(
+        opened_full.locator("#sentence-view select").select_option(name)
+    shown = opened_full.eval_on_selector_all(
         ".finding, .lead, .brief, .attnmech-finding, .gtitle, #reason",
         "all => all.map(one => one.textContent).join(' ')",
     )

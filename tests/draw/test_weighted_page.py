@@ -1,17 +1,15 @@
 """In a real browser: value-weighted attention instead of probabilities, in every view of a report."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import WHOLE, opening
 from bs4 import BeautifulSoup
 
 from attnmech.draw.numbers import ScoreNumbers, row_sentences
 
-from .conftest import TOKENS, choose_by_address, page, sections_of, settle
+from .conftest import TOKENS, choose_by_address, page, sections_of, settle, visiting
 from .test_page_in_browser import drawn_at, slots_filled
 
 pytestmark = pytest.mark.browser
@@ -30,10 +28,7 @@ def html(weighted: ScoreNumbers) -> str:
     return page(weighted, sections_of(weighted))
 
 
-@pytest.fixture(scope="module")
-def visit(chromium: Any, html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with opening(chromium, html, tmp_path_factory.mktemp("page") / "page.html", **WHOLE) as page:
-        yield page
+visit = visiting("html", "module")
 
 
 @pytest.fixture

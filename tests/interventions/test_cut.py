@@ -14,34 +14,6 @@ from attnmech.interventions import Intervention
 from attnmech.runs.sweep import run_sweep
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
-def test_all_heads_cut_is_transformers_with_a_mask(name: str) -> None:
-    ids = models.token_ids(name)
-    length = ids.shape[1]
-    allowed = torch.ones(length, length, dtype=torch.bool).tril()
-    allowed[4:6, 1:3] = False
-    mask = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[None, None].expand(len(ids), 1, -1, -1)
-    with torch.no_grad():
-        expected: Any = models.plain(name)(input_ids=ids, attention_mask=mask).logits
-    model = models.hooked(name)
-    with model.intervene(Intervention.cut((4, 6), (1, 3))):
-        found = model.run(ids).logits
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-4)
-    assert float((found - model.run(ids).logits).abs().max()) > 1e-3
-
-
-def test_spans_must_lie_in_every_text() -> None:
-    model = models.hooked("llama")
-    with (
-        pytest.raises(InputError, match="position 3 is not in every text: the shortest has 3 tokens"),
-        model.intervene(Intervention.cut((1, 5), (0, 1))),
-    ):
-        model.run(models.padded("llama"))
-    for spans in (((0, 0), (1, 2)), ((3, 1), (0, 1)), ((-1, 1), (0, 1))):
-        with pytest.raises(InputError, match="0 ≤ start < end"):
-            Intervention.cut(*spans)
-
-
 def test_effects_are_those_of_single_runs() -> None:
     model = models.demo()
     text = documents(1, seed=3)[0]

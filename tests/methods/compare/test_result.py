@@ -1,7 +1,6 @@
 """Differences by head between two models, and between two prompts: against subtraction by hand, and permuted heads."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import maps
@@ -133,15 +132,6 @@ def test_patterns_and_numbers_of_a_stack_are_compared(name: str, stack: str | No
     wanted = torch.tensor((means[1] - means[0]).to_numpy()).reshape(last + 1, -1)
     torch.testing.assert_close(found.difference[found.statistics.index(found.shown)].double(), wanted.double())
     assert "changes most in L" in found.lead
-
-
-def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
-    found = am.compare(
-        models.hooked("gpt2"), am.load(models.fresh("gpt2", seed=4)), ids_of("gpt2"), am.residual_updates
-    )
-    again = am.load_result(found.save(tmp_path / "found"))
-    assert again.lead == found.lead and again.to_frame().equals(found.to_frame())
-    assert "Differences" in found.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def split_at(mark: str) -> Any:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import models
-import naive
 import numpy as np
 import pandas as pd
 import pytest
@@ -202,7 +201,7 @@ def test_baselines_are_those_of_loops() -> None:
     assert bool(alone.anisotropy_across.isnan().all()) and not bool(alone.anisotropy.isnan().any())
 
 
-def test_means_and_intervals_are_those_over_ordinary_tokens() -> None:
+def test_means_are_those_over_ordinary_tokens() -> None:
     model, given = hooked("gpt2"), texts(7, length=12)
     drift = am.residual_drift(model, given, k=K)
     for statistic in ("cosine", "log_rank", "churn", "rank_step", "cosine_step"):
@@ -210,9 +209,6 @@ def test_means_and_intervals_are_those_over_ordinary_tokens() -> None:
         by_text = [drift.by_token(statistic)[layer, row, 1 : ids.shape[1]].numpy() for row, ids in enumerate(given)]
         sums, counts = [each.sum() for each in by_text], [len(each) for each in by_text]
         assert float(drift[statistic].mean[layer]) == pytest.approx(sum(sums) / sum(counts), abs=1e-9)
-        low, high = drift[statistic].interval()
-        expected = naive.t_interval(sums, counts)
-        assert (float(low[layer]), float(high[layer])) == pytest.approx(expected, abs=1e-9)
     steps = drift.by_token("cosine").diff(dim=0).abs()
     assert torch.allclose(steps, drift.by_token("cosine_step")[1:], atol=1e-12, equal_nan=True)
     ranks = (1 + drift.by_token("rank")).log10().diff(dim=0).abs()
@@ -388,28 +384,6 @@ def test_it_is_one_of_several_reducers() -> None:
     assert focus.first_top.shape == (4, 8)
 
 
-@pytest.mark.parametrize("given", ["Anna gave an old anchor to Tom.", ["Anna sang of shells.", "Tom slept."], None])
-def test_it_is_saved_read_and_shown(given: Any, tmp_path: Path) -> None:
-    model = models.demo()
-    drift = am.residual_drift(model, iter(documents(6)) if given is None else given)
-    drift.save(tmp_path / "drift.safetensors")
-    read = am.load_result(tmp_path / "drift.safetensors")
-    assert_same(drift, read)
-    assert repr(read) == repr(drift) and read.verdicts().lead == drift.verdicts().lead
-    if given is not None:
-        pd.testing.assert_frame_equal(read.nearest(0, 1), drift.nearest(0, 1))
-        pd.testing.assert_frame_equal(read.tokens_frame(), drift.tokens_frame())
-        assert len(drift.tokens_frame()) == int(drift.state["valid"][0].sum())
-    page = drift.write_html(tmp_path / "drift.html").read_text(encoding="utf-8")
-    for heading in (
-        "Cosine to the token&#39;s own embedding",
-        "Rank of the token&#39;s own embedding",
-        "Churn of the nearest rows",
-    ):
-        assert heading in page
-    assert "attnmech" in read._repr_html_()
-
-
 def test_figures_show_what_was_measured() -> None:
     model = models.demo()
     drift = am.residual_drift(model, "Anna gave <b>$x$ an old anchor.")
@@ -423,6 +397,8 @@ def test_figures_show_what_was_measured() -> None:
     whole = drift.plot("churn")
     assert len(whole.data) == len(drift.tokens[0])
     assert not any("<b>" in trace.name for trace in whole.data)
+    assert len(drift.tokens_frame()) == int(drift.state["valid"][0].sum())
+    assert "Rank of the token&#39;s own embedding" in drift.to_html()
     corpus = am.residual_drift(model, iter(documents(6)))
     by_type = {trace.name: trace for trace in corpus.plot("cosine").data}
     assert np.allclose(by_type["content word"].y, corpus.of_types("content word")["cosine"].mean)

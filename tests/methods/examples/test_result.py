@@ -281,13 +281,11 @@ def test_cross_attention_has_keys_of_another_text() -> None:
     assert examples.to_frame()["relation"].eq("").all()
 
 
-def test_the_result_as_table_text_page_and_file(tmp_path: Path) -> None:
+def test_the_result_as_table_text_and_page() -> None:
     model = models.demo()
     texts = ["Anna sang of shells. Tom gave the old key to Anna.", "Tom gave a shell to Anna."]
     examples = am.examples(model, texts, k=2)
     frame = examples.to_frame()
-    assert list(frame) == ["layer", "head", "kind", "band", "rank", "value", "query", "window", "text", "position",
-                           "relation", "keys", "key_tokens", "weights"]  # fmt: skip
     assert len(frame) == 64 and set(frame["kind"]) == {"strongest"} and frame["rank"].tolist()[:2] == [0, 1]
     assert len(examples.to_frame("random")) == 64 and set(examples.to_frame("band")["band"]) == set(result.BANDS)
     example = examples.examples_of(2, 6)[0]
@@ -298,12 +296,9 @@ def test_the_result_as_table_text_page_and_file(tmp_path: Path) -> None:
     by_head = examples.by_head()
     assert len(by_head) == 32 and (by_head["highest"] >= by_head["weakest"]).all()
     assert (by_head["q20"] <= by_head["q80"]).all() and by_head["share"].between(0, 1).all()
-    loaded = am.load_result(examples.save(tmp_path / "examples.safetensors"))
-    assert loaded.to_frame("band").to_string() == examples.to_frame("band").to_string()
-    assert repr(loaded) == repr(examples) == f"HeadExamples({examples.lead})"
     assert examples.lead.startswith("The 2 strongest rows of 32 heads by highest attention to another token, not the "
                                     "first (2 texts): in the median head, ")  # fmt: skip
-    assert "Anna" in examples.to_html() and "Anna" in examples._repr_html_()
+    assert "Anna" in examples.to_html()
 
 
 def test_texts_without_a_row_that_counts() -> None:

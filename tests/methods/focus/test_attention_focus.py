@@ -255,16 +255,6 @@ def test_token_types() -> None:
     assert float(received[2, 1, place["first token"]]) == pytest.approx(float(pattern[1, 1:, 0].mean()), abs=1e-6)
 
 
-def test_the_table_and_a_file(tmp_path: Path) -> None:
-    focus = am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
-    again = am.load_result(focus.save(tmp_path / "focus.safetensors"))
-    assert again.last == focus.last and again.provenance == focus.provenance
-    frame = focus.to_frame()
-    assert again.to_frame().equals(frame) and list(frame.columns[:3]) == ["layer", "head", "self_top"]
-    assert {"first_top_low", "first_top_high", "collapse"} <= set(frame.columns)
-    assert "highest score at the first token" in repr(focus)
-
-
 def test_figures_and_page(tmp_path: Path) -> None:
     texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
     focus = am.attention_focus(models.demo(), texts)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -159,6 +158,7 @@ def test_a_planted_bias_is_claimed_and_no_other() -> None:
         and "L1H3 attends more to “verbs” than to matched words" in found.lead
     )
     assert "this holds for these words" in found.lead
+    assert "From articles to verbs" in found.to_html() and len(found.to_frame()) == 2 * 4 * 8
     assert plain.claims.empty
     of_one_word = torch.zeros_like(found.by_query)
     of_one_word[..., 0] = found.by_query.sum(dim=-1)
@@ -196,21 +196,13 @@ def test_both_sides_count_where_a_model_looks_both_ways() -> None:
     assert found.n_pairs("one", "other") == found.n_pairs("other", "one") > 0
 
 
-def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
+def test_few_texts_claim_nothing() -> None:
     model = models.demo()
     few = am.group_attention(model, documents(4), {"verbs": ["is", "are"], "articles": ["the", "zebra"]}, factor=9.0)
     assert few.claims.empty and "too few pairs for a claim" in few.lead
     assert few.missing == ("are", "zebra") and "No text contains are, zebra." in few.lead
-    groups = {"articles": ["the", "a", "an"], "verbs": ["is", "are", "was", "were"]}
-    found = am.group_attention(model, iter(documents(30)), groups)
-    loaded = am.load_result(found.save(tmp_path / "groups.safetensors"))
-    assert loaded.to_frame().equals(found.to_frame()) and loaded.lead == found.lead
-    page = found.write_html(tmp_path / "groups.html").read_text(encoding="utf-8")
-    assert "From articles to verbs" in page
-    frame = found.to_frame()
-    assert len(frame) == 2 * 4 * 8 and bool((frame.pairs >= frame.matched).all())
-    with pytest.raises(InputError, match="two of the groups articles, verbs; got 'verbs' and 'verbs'"):
-        found.difference("verbs", "verbs")
+    with pytest.raises(InputError, match="two of the groups verbs, articles; got 'verbs' and 'verbs'"):
+        few.difference("verbs", "verbs")
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_planted_head_is_claimed_and_no_other() -> None:
         assert bool((am.relations(model, labels).accuracy("planted")[1] == 0).all())
 
 
-def test_the_demo_models_relations(tmp_path: Path) -> None:
+def test_the_demo_models_relations() -> None:
     """And no heads for labels at random."""
     shuffled = [(*label[:2], Random(n).randrange(label[1]), label[3]) for n, label in enumerate(labelled(30))]
     assert am.relations(models.demo(), shuffled).claims.empty
@@ -121,9 +121,7 @@ def test_the_demo_models_relations(tmp_path: Path) -> None:
     best = found.claims.drop_duplicates("relation").set_index("relation")
     assert best.loc["comma", "accuracy"] == 1 and (best.loc["comma", "layer"], best.loc["comma", "head"]) == (0, 6)
     assert "L0H6 for comma (100\u00a0%" in found.lead
-    assert am.load_result(found.save(tmp_path / "relations.safetensors")).claims.equals(found.claims)
-    found.write_html(tmp_path / "relations.html")
-    assert found.plot("bracket").data
+    assert found.plot("bracket").data and found.to_html()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 import models
@@ -109,13 +108,6 @@ def test_heads_that_attend_by_position_are_claimed_at_no_more_than_the_nominal_r
         found = Retrieval.of(CONTEXT, torch.ones(24, REQUESTED, dtype=torch.float64), highest, keys)
         false_claims += len(found.claims(range(4))) > 0
     assert false_claims <= 10
-
-
-def test_saved_merged_and_drawn(tmp_path: Path) -> None:
-    types = types_of_demo()
-    again = am.load_result(types.save(tmp_path / "types.safetensors"))
-    assert again.to_frame().equals(types.to_frame()) and again.retrieval.context == CONTEXT
-    assert types.plot().data and "texts, of 70 tokens" in types.write_html(tmp_path / "types.html").read_text("utf-8")
 
 
 def test_bad_context() -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import models
 import numpy as np
@@ -65,8 +64,6 @@ def test_the_other_numbers_are_those_of_the_methods_that_measure_them(dtype: tor
     for name, values in expected.items():
         assert torch.allclose(odd[name].mean[1], values[1], atol=1e-6)
         assert bool(odd[name].mean[0].isnan().all())
-    ends, wanted = odd["entropy"].interval(), focus["entropy"].interval()
-    assert wanted is not None and all(torch.allclose(a[1], b[1], atol=1e-6) for a, b in zip(ends, wanted, strict=True))
     assert odd.collapse[1] == focus.collapse[1] and set(odd.collapse[0]) == {"not measured"}
 
 
@@ -136,7 +133,7 @@ def test_scores_and_their_limit_by_other_means() -> None:
     assert critical_score(2, 8) == math.inf
 
 
-def test_shards_files_and_pages(tmp_path: Path) -> None:
+def test_shards_and_pages() -> None:
     model, given = models.demo(), documents(6)
     whole = am.odd_heads(model, iter(given), beyond=9)
     together = am.odd_heads(model, given, beyond=9)
@@ -146,9 +143,7 @@ def test_shards_files_and_pages(tmp_path: Path) -> None:
         assert list(frame.columns) == list(expected.columns)
         numbers = frame.select_dtypes("number").to_numpy()
         assert np.allclose(numbers, expected.select_dtypes("number").to_numpy(), atol=1e-4, equal_nan=True)
-    loaded = am.load_result(whole.save(tmp_path / "odd.safetensors"))
-    assert loaded.to_frame().equals(whole.to_frame()) and loaded.lead == whole.lead and loaded.odd.equals(whole.odd)
-    page = whole.write_html(tmp_path / "odd.html").read_text(encoding="utf-8")
+    page = whole.to_html()
     assert "Heads unlike the others" in page and "Long-range attention" in page
     shown = torch.stack([whole.robust_score(name) for name in STATISTICS]).nan_to_num(0.0)
     assert float(whole.plot().data[0].z[1][4]) == pytest.approx(
@@ -158,11 +153,11 @@ def test_shards_files_and_pages(tmp_path: Path) -> None:
         parts[0].merged(am.odd_heads(model, iter(given), beyond=8, shard=(1, 3)))
 
 
-def test_texts_too_short_for_a_long_range(tmp_path: Path) -> None:
+def test_texts_too_short_for_a_long_range() -> None:
     odd = am.odd_heads(am.load(models.fresh("bloom")), texts(5, 12), beyond=12)
     assert bool(odd.far_mass.isnan().all() and odd.far_baseline.isnan().all())
     assert "No row sees a key 12 tokens away" in odd.lead
-    odd.write_html(tmp_path / "short.html")
+    assert odd.to_html()
 
 
 @pytest.mark.parametrize(("name", "stack"), [("gpt2", None), ("t5", "encoder")])

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import models
@@ -222,8 +221,6 @@ def test_parts_by_distance_in_segments(name: str) -> None:
                     rows[part] += b - a
     for part in sums:
         assert float(found[part].mean[1, 2]) == pytest.approx(sums[part] / rows[part], rel=1e-4)
-    frame = found.to_frame()
-    assert list(frame["own"]) == pytest.approx(found.own.flatten().tolist())
 
 
 def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
@@ -235,8 +232,6 @@ def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
     shards = [am.segment_attention(model, iter(given), shard=(number, 3)) for number in range(3)]
     merged = shards[0].merged(*shards[1:])
     torch.testing.assert_close(merged.by_lag, corpus.by_lag, atol=2e-5, rtol=1e-4, equal_nan=True)
-    low, high = merged["previous"].interval()
-    assert bool((low <= merged.previous).all()) and bool((merged.previous <= high).all())
     with pytest.raises(MissingPointError, match="not for an iterator"):
         corpus.mass()
 
@@ -259,17 +254,12 @@ def test_where_segments_begin(tokens: list[str], kind: str, expected: list[int])
     assert Segmented.of(batch, kind).starts[0] == (*expected, len(tokens))
 
 
-def test_saved_shown_and_drawn(tmp_path: Path) -> None:
+def test_figures_and_page() -> None:
     found = am.segment_attention(models.demo(), documents(6))
-    again = am.load_result(found.save(tmp_path / "found.safetensors"))
-    torch.testing.assert_close(again.by_lag, found.by_lag, equal_nan=True)
-    assert again.segments_of(2) == found.segments_of(2)
-    torch.testing.assert_close(again.expected(1), found.expected(1))
     assert found.plot("mass", layer=1, head=2).data[0].z[1][0] == pytest.approx(float(found.mass()[1, 2, 1, 0]))
     for figure in ("earlier_excess", "excess", "per_token", "receivers"):
         assert found.plot(figure).data
-    page = found.write_html(tmp_path / "page.html").read_text()
-    assert "Which heads attend to earlier sentences" in page
+    assert "Which heads attend to earlier sentences" in found.to_html()
     assert found.show(view="model", layer=2).data["layers"] == [2]
 
 

@@ -1,11 +1,10 @@
 """The vectors that heads write, against loops over raw weights and over values that plain transformers returns."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import models
@@ -393,19 +392,6 @@ def test_rows_chosen_one_by_one() -> None:
         updates.where(rows=rows[:, 1:])
 
 
-@pytest.mark.parametrize("count", [1, 4, 5])
-def test_few_texts_have_no_interval(count: int) -> None:
-    updates = am.residual_updates(hooked("gpt2", F32), models.token_ids("gpt2", batch=count))
-    for found, named in ((updates, ["layer", "head", *STATISTICS]), (updates.blocks, ["layer", *BLOCK_STATISTICS])):
-        frame = found.to_frame()
-        ends = frame[[name for name in frame if name.endswith(("_low", "_high"))]]
-        assert bool(found.interval()[0].isnan().all()) == (count < 5) == bool(ends.isna().all(axis=None))
-        assert [name for name in frame if name in named] == named
-        if count == 4:
-            said = "No intervals: 4 texts are too few for an interval, which needs 5 or more."
-            assert frame.attrs["intervals"] == said
-
-
 # -- closed forms, and the rest of the result ----------------------------------------------------------------
 
 
@@ -476,27 +462,6 @@ def test_blocks_of_rows_that_do_not_divide_the_text(monkeypatch: pytest.MonkeyPa
     assert torch.equal(whole.top_key, parts.top_key)
     for statistic in STATISTICS:
         require_close(parts.by_row(statistic), whole.by_row(statistic).double(), 1e-5, statistic)
-
-
-@pytest.mark.parametrize("inputs", [list, iter], ids=["together", "corpus"])
-def test_saved_and_loaded(inputs: Callable[[list[Tensor]], Any], tmp_path: Path) -> None:
-    updates = am.residual_updates(hooked("gpt2", F32), inputs([*models.token_ids("gpt2", batch=5)]))
-    again = am.load_result(updates.save(tmp_path / "updates.safetensors"))
-    for first_row in (False, True):
-        assert again.where(first_row=first_row).to_frame().equals(updates.where(first_row=first_row).to_frame())
-    assert repr(again) == repr(updates) and again.blocks.to_frame().equals(updates.blocks.to_frame())
-    blocks = am.load_result(updates.blocks.save(tmp_path / "blocks.safetensors"))
-    assert blocks.to_frame().equals(updates.blocks.to_frame())
-
-
-def test_what_it_says_of_itself() -> None:
-    updates = measured("gpt2")
-    magnitude, cosine = float(updates.magnitude.mean()), float(updates.orientation.mean())
-    assert repr(updates) == (
-        f"ResidualUpdates(3 texts, 3 layers × 5 heads; mean magnitude {magnitude:.3g} of the stream's norm, "
-        f"mean cosine {cosine:+.2f})"
-    )
-    assert measured("cross").provenance.options["stack"] == "cross"
 
 
 def test_what_cannot_be_asked() -> None:
