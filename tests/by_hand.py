@@ -123,6 +123,30 @@ def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor],
         handle.remove()
 
 
+def values_and_gradients(plain: Any, ids: Tensor, judged: Callable[[Tensor], Tensor]) -> dict[str, list[Any]]:
+    """z and the MLPs' outputs of each layer, and the gradients of each text's metric at them, by torch's autograd."""
+    kept: dict[str, list[Tensor]] = {"z": [], "mlp": []}
+    handles = []
+
+    def keep(name: str, value: Tensor) -> None:
+        value.retain_grad()
+        kept[name].append(value)
+
+    for layer in range(len(models.blocks_of(plain))):
+        block, plan = block_of(plain, layer), plan_of(plain)
+        assert plan.mlp_out is not None
+        handles += [
+            submodule(block, plan.out).register_forward_pre_hook(lambda module, args: keep("z", args[0])),
+            submodule(block, plan.mlp_out).register_forward_hook(lambda module, args, output: keep("mlp", output)),
+        ]
+    judged(plain(ids).logits).sum().backward()
+    for handle in handles:
+        handle.remove()
+    plain.zero_grad()
+    values = {name: [value.detach() for value in kept[name]] for name in kept}
+    return values | {f"{name} gradient": [value.grad for value in kept[name]] for name in kept}
+
+
 def logit_differences(logits: Tensor, answers: Tensor, against: Tensor) -> Tensor:
     """Logit of the answer minus that of the other token, at the last token, text by text."""
     last = logits[:, -1].double()

@@ -1,6 +1,7 @@
 """Padding on any side changes no result: positions, labels, means and donors are those of the texts' own tokens."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import models
@@ -66,6 +67,42 @@ def test_a_result_does_not_depend_on_the_side_of_the_padding(call: str) -> None:
         for name, column in right.to_frame().select_dtypes("number").items():
             if name not in ("agreeing", "low", "high"):
                 np.testing.assert_allclose(result.to_frame()[name], column, rtol=2e-4, atol=2e-5, err_msg=str(name))
+
+
+CIRCUIT = am.Circuit(nodes=("L0H1", "L0 MLP", "L1H3"))
+TOGETHER: dict[str, Callable[..., Any]] = {
+    "importance": lambda model, one, other, **options: am.head_importance(model, one, **options),
+    "zero": lambda model, one, other, **options: am.head_importance(model, one, method="zero", **options),
+    "null": lambda model, one, other, **options: am.null_attention(model, one, sink="most_attended", **options),
+    "patch": partial(am.patch, positions="last", heads=[(1, 4), (0, 2)]),
+    "pattern": partial(am.patch, at="pattern", positions="last", heads=[(1, 4), (0, 2)]),
+    "path": partial(am.path_patch, receivers=[(1, 3)], through="k"),
+    "gradient": partial(am.attribute, nodes="heads+mlps"),
+    "integrated": partial(am.attribute, method="integrated"),
+    "faithfulness": lambda model, *pairs, **options: am.faithfulness(model, CIRCUIT, *pairs, **options),
+}
+
+
+@pytest.mark.parametrize("call", TOGETHER)
+def test_texts_of_several_lengths_have_what_each_has_alone(call: str) -> None:
+    """In one pass, and with memory for one text at a time."""
+    model, measured = models.hooked("llama"), TOGETHER[call]
+    texts = [models.token_ids("llama", 1, length, seed=length)[0] for length in (9, 3, 14, 5)]
+    others = [text.roll(2) for text in texts]
+    answers = {} if call in ("importance", "zero", "null") else {"answers": [5], "against": [9]}
+    options = {name: tokens * len(texts) for name, tokens in answers.items()}
+    together = measured(model, iter(texts), iter(others), **options)
+    memory = 3e-4 if call in ("null", "patch", "pattern", "path") else 1e-9
+    apart = measured(model, texts, others, memory=memory, **options)
+    for number, (text, other) in enumerate(zip(texts, others, strict=True)):
+        alone = measured(model, text[None], other[None], **answers)
+        for name in (name for name in alone.quantities if name != "mean_value"):  # the mean is that of all texts
+            expected = alone[name].per_text[..., 0]
+            assert expected.isfinite().any()
+            for whole in (together, apart):
+                torch.testing.assert_close(
+                    whole[name].per_text[..., number], expected, rtol=1e-3, atol=1e-5, equal_nan=True
+                )
 
 
 def test_attention_that_a_position_receives_is_that_of_the_texts_tokens() -> None:

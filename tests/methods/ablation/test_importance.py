@@ -5,13 +5,12 @@ from typing import Any
 import models
 import pytest
 import torch
-from by_hand import AGAINST, ANSWERS, JUDGED, block_of, logit_differences, losses, plan_of
+from by_hand import AGAINST, ANSWERS, JUDGED, logit_differences, losses, plan_of, values_and_gradients
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.model.parts.modules import submodule
 
 
 def metric_of(name: str) -> dict[str, Any]:
@@ -31,22 +30,13 @@ def by_autograd(name: str, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     """z and the gradient of each text's metric at z, layer by layer, from torch's autograd on the raw model."""
     plain = models.fresh(name)
     models.in_attention(plain, "eager")
-    kept: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any) -> None:
-        args[0].retain_grad()
-        kept.append(args[0])
-
-    layers = len(models.blocks_of(plain))
-    for layer in range(layers):
-        submodule(block_of(plain, layer), plan_of(plain).out).register_forward_pre_hook(keep)
-    judged(name, plain(ids).logits, ids).sum().backward()
+    found = values_and_gradients(plain, ids, lambda logits: judged(name, logits, ids))
     heads = plan_of(plain).n_heads
 
     def split(value: Tensor) -> Tensor:
         return rearrange(value.detach(), "text position (head d) -> text position head d", head=heads).double()
 
-    return [(split(z), split(z.grad)) for z in kept]  # type: ignore[arg-type]
+    return [(split(z), split(gradient)) for z, gradient in zip(found["z"], found["z gradient"], strict=True)]
 
 
 def spearman(one: list[float], other: list[float]) -> float:
@@ -94,20 +84,6 @@ def test_each_layer_has_norm_1() -> None:
     for row, raw in zip(found.normalised, found.score, strict=True):
         norm = sum(float(each) ** 2 for each in raw) ** 0.5
         torch.testing.assert_close(row, raw / norm)
-
-
-def test_texts_of_several_lengths_and_few_at_a_time() -> None:
-    hooked = models.hooked("llama")
-    texts = [torch.arange(4, 4 + length) for length in (9, 3, 6, 2)]
-    for method in ("michel", "zero"):
-        together = am.head_importance(hooked, iter(texts), method=method, layers=[1])
-        few = am.head_importance(hooked, texts, method=method, layers=[1], memory=1e-9)
-        torch.testing.assert_close(few.per_text, together.per_text, equal_nan=True, rtol=1e-4, atol=1e-6)
-        for place, text in enumerate(texts):
-            alone = am.head_importance(hooked, text[None], method=method)
-            torch.testing.assert_close(together.per_text[1, :, place], alone.per_text[1, :, 0], rtol=1e-4, atol=1e-6)
-        assert together.layers == (1,)
-        assert [len(row) for row in together.tokens] == [9, 3, 6, 2]
 
 
 def test_the_decoder_of_t5() -> None:

@@ -1,6 +1,7 @@
 """Attribution equals the formula on the raw model's gradients; it is exact where the metric is linear."""
 
 import math
+from functools import partial
 from typing import Any
 
 import models
@@ -8,7 +9,7 @@ import own
 import planted
 import pytest
 import torch
-from by_hand import AGAINST, ANSWERS, JUDGED, block_of, logit_differences, pair, plan_of, point_changed
+from by_hand import AGAINST, ANSWERS, JUDGED, logit_differences, pair, plan_of, point_changed, values_and_gradients
 from einops import rearrange
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -17,36 +18,14 @@ import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.attribution.formulas import count_interval
 from attnmech.methods.attribution.relevance import relevance_rules
-from attnmech.model.parts.modules import submodule
 
 BOTH: dict[str, Any] = {"nodes": "heads+mlps", **JUDGED}
 
 
-def by_autograd(plain: Any, ids: Tensor, start: Tensor | None = None, share: float = 0.0) -> list[list[Tensor]]:
-    """For z and the MLPs' outputs: values and gradients, layer by layer; the first stream moves towards `start`."""
-    kept: dict[str, list[Tensor]] = {"z": [], "mlp": []}
-    handles = []
-
-    def keep(name: str, value: Tensor) -> None:
-        value.retain_grad()
-        kept[name].append(value)
-
-    for layer in range(len(models.blocks_of(plain))):
-        block, plan = block_of(plain, layer), plan_of(plain)
-        assert plan.mlp_out is not None
-        handles += [
-            submodule(block, plan.out).register_forward_pre_hook(lambda module, args: keep("z", args[0])),
-            submodule(block, plan.mlp_out).register_forward_hook(lambda module, args, output: keep("mlp", output)),
-        ]
+def by_autograd(plain: Any, ids: Tensor, start: Tensor | None = None, share: float = 0.0) -> dict[str, list[Any]]:
+    """Values and gradients with the first stream moved towards `start`."""
     with point_changed(plain, "resid_pre", 0, lambda x: x if start is None else x + share * (start - x)):
-        logit_differences(plain(ids).logits, ANSWERS, AGAINST).sum().backward()
-    for handle in handles:
-        handle.remove()
-    plain.zero_grad()
-    return [
-        [value.detach() for value in kept["z"]], [value.grad for value in kept["z"]],  # type: ignore[misc]
-        [value.detach() for value in kept["mlp"]], [value.grad for value in kept["mlp"]],  # type: ignore[misc]
-    ]  # fmt: skip
+        return values_and_gradients(plain, ids, partial(logit_differences, answers=ANSWERS, against=AGAINST))
 
 
 def entering(plain: Any, ids: Tensor) -> Tensor:
@@ -70,11 +49,11 @@ def expected(plain: Any, clean: Tensor, corrupted: Tensor, steps: int) -> Tensor
         start = entering(plain, clean)
         runs = [by_autograd(plain, corrupted, start, (2 * step + 1) / (2 * steps)) for step in range(steps)]
     heads, layers = plan_of(plain).n_heads, []
-    for layer in range(len(of_clean[0])):
+    for layer in range(len(of_clean["z"])):
         nodes: list[Tensor] = []
-        for point, split in ((0, heads), (2, 1)):
+        for point, split in (("z", heads), ("mlp", 1)):
             change = of_clean[point][layer] - of_corrupted[point][layer]
-            gradient = torch.stack([run[point + 1][layer] for run in runs]).mean(dim=0)
+            gradient = torch.stack([run[f"{point} gradient"][layer] for run in runs]).mean(dim=0)
             by_node = rearrange(change * gradient, "pair position (node d) -> node pair position d", node=split)
             nodes += by_node.sum(dim=(-1, -2))
         layers.append(torch.stack(nodes))
@@ -291,15 +270,6 @@ def test_what_a_result_says_draws_and_subtracts() -> None:
     assert (attribution - alone).confirmation is None
     with pytest.raises(InputError, match=r"`figure` must be .*heads.*; got 'mlps'"):
         am.attribute(hooked, clean, corrupted, **JUDGED).plot("mlps")
-
-
-def test_prompts_of_several_lengths_and_batches_give_the_same() -> None:
-    clean, corrupted, judged = planted.cued_pairs(6)
-    model = planted.and_pair("gpt2")
-    for method in ("gradient", "integrated"):
-        together = am.attribute(model, clean, corrupted, method=method, **judged)
-        apart = am.attribute(model, iter(clean), iter(corrupted), method=method, memory=1e-9, **judged)
-        torch.testing.assert_close(apart.per_pair, together.per_pair, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -129,18 +129,6 @@ def test_circuits_of_nodes_equal_interventions_on_all_other_nodes(family: str) -
     assert float(whole.faithfulness[0]) == pytest.approx(1) and abs(float(whole.completeness[0])) < 1e-6
 
 
-def test_prompts_of_several_lengths_and_batches_give_the_same() -> None:
-    hooked = models.hooked("llama")
-    clean, corrupted = pair("llama")
-    prompts = [[clean[0], clean[1, :4], clean[2, :6]], [corrupted[0], corrupted[1, :4], corrupted[2, :6]]]
-    circuit = some_edges(hooked, 0.4, 3)
-    together = am.faithfulness(hooked, circuit, *prompts, **JUDGED)
-    apart = am.faithfulness(hooked, circuit, *map(iter, prompts), memory=1e-9, **JUDGED)
-    torch.testing.assert_close(apart.inside, together.inside, rtol=1e-4, atol=1e-5)
-    alone = am.faithfulness(hooked, circuit, [prompts[0][1]], [prompts[1][1]], answers=[9], against=[4])
-    torch.testing.assert_close(alone.inside[0, 0], together.inside[0, 1], rtol=1e-4, atol=1e-5)
-
-
 def measured(inside: Tensor, full: Tensor, empty: Tensor, sizes: tuple[int, ...]) -> Faithfulness:
     """A result with these numbers, on 100 edges."""
     found = am.faithfulness(models.hooked("gpt2"), some_edges(models.hooked("gpt2"), 0.5, 0), *pair("gpt2"), **JUDGED)

@@ -314,20 +314,6 @@ def test_the_mean_may_be_that_of_other_texts() -> None:
     assert not torch.equal(own.effects["mean_value"].after[1, 2], theirs.effects["mean_value"].after[1, 2])
 
 
-@pytest.mark.parametrize("inputs", [list, iter])
-def test_texts_of_many_lengths_keep_their_numbers(inputs: Any) -> None:
-    """Texts are batched by length; each must still get its own sink."""
-    model = models.hooked("llama")
-    texts = [models.token_ids("llama", 1, length, seed=length) for length in (9, 3, 14, 5, 11)]
-    whole = am.null_attention(model, inputs(texts), sink="most_attended", layers=[0])
-    for number, text in enumerate(texts):
-        alone = am.null_attention(model, text, sink="most_attended", layers=[0])
-        torch.testing.assert_close(whole.facts[..., number], alone.facts[..., 0], equal_nan=True, rtol=1e-4, atol=1e-6)
-        for name in ("remove", "zero_value", "only_sink"):
-            together, apart = (each.effects[name].after for each in (whole, alone))
-            torch.testing.assert_close(together[..., number], apart[..., 0], equal_nan=True, rtol=1e-4, atol=1e-5)
-
-
 # -- what can be chosen, shown and kept ---------------------------------------------------------------------------
 
 

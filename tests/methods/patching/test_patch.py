@@ -57,6 +57,9 @@ def test_each_position_equals_the_raw_model(family: str, at: str) -> None:
                 after = judged(plain, corrupted)
             torch.testing.assert_close(found.after[layer, position], after, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.per_text, found.after - before, rtol=1e-4, atol=1e-5)
+    some = am.patch(hooked, clean, corrupted, at=at, layers=[1], positions="last", **JUDGED)
+    torch.testing.assert_close(some.after[0, 6], found.after[1, 6], rtol=1e-4, atol=1e-5)
+    assert some.layers == (1,) and some.to_frame()["position"].tolist() == [6]
 
 
 def projected(plain: Any, name: str, ids: Tensor, point: str, layer: int, head: int) -> Tensor:
@@ -120,28 +123,6 @@ def test_kv_heads_are_named_as_such() -> None:
     assert isinstance(found, am.results.KVPatchEffects) and found.swept.nonzero().tolist() == [[1, 1]]
     assert "Patching k at 1 kv head on 3 pairs: kv head 1 of layer 1 has" in repr(found)
     assert found.plot().layout.xaxis.title.text == "kv head"
-
-
-@pytest.mark.parametrize("at", ["z", "pattern", "mlp_out"])
-def test_pairs_of_several_lengths_and_parts_of_the_model(at: str) -> None:
-    """Each pair has what it has alone, at its own last token."""
-    hooked = models.hooked("llama")
-    clean = [models.token_ids("llama", 1, length, seed=length)[0] for length in (9, 4, 6)]
-    corrupted = [ids.roll(2) for ids in clean]
-    if at == "mlp_out":  # positions of texts of one length
-        clean, corrupted = ([ids[:4] for ids in texts] for texts in (clean, corrupted))
-    chosen: dict[str, Any] = {"layers": [1]} if at == "mlp_out" else {"heads": [(1, 4), (0, 2)]}
-    found = am.patch(hooked, iter(clean), iter(corrupted), at=at, positions="last", **chosen, **JUDGED)
-    for place, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
-        judging = {name: tokens[place : place + 1] for name, tokens in JUDGED.items()}
-        alone = am.patch(hooked, one[None], other[None], at=at, positions=[len(one) - 1], **judging)
-        after = alone.after[1:] if at == "mlp_out" else alone.after.where(found.swept[..., None].bool(), torch.nan)
-        torch.testing.assert_close(found.after[..., place], after[..., 0], rtol=1e-4, atol=1e-5, equal_nan=True)
-        torch.testing.assert_close(found.clean[place], alone.clean[0], rtol=1e-4, atol=1e-5)
-    if at == "mlp_out":
-        assert found.layers == (1,) and found.to_frame()["position"].tolist() == [3]
-    else:
-        assert found.swept.nonzero().tolist() == [[0, 2], [1, 4]]
 
 
 def test_the_decoder_of_t5() -> None:

@@ -186,20 +186,6 @@ def test_receivers_may_act_on_the_logits_alone(family: str) -> None:
     assert float(found.effect[0, 2].abs()) > 1e-3
 
 
-def test_prompts_of_several_lengths_and_small_batches() -> None:
-    """Pairs of different lengths, and a memory limit that splits them, give what each pair gives alone."""
-    hooked = both("llama")[0]
-    clean = [models.token_ids("llama", 1, length, seed=length)[0] for length in (9, 4, 6)]
-    corrupted = [ids.roll(2) for ids in clean]
-    wanted = []
-    for place, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
-        judging = {name: tokens[place : place + 1] for name, tokens in JUDGED.items()}
-        wanted.append(am.path_patch(hooked, one[None], other[None], [(2, 3)], "k", **judging).after[:2])
-    for memory in (1.0, 0.001):
-        found = am.path_patch(hooked, iter(clean), iter(corrupted), [(2, 3)], "k", memory=memory, **JUDGED)
-        torch.testing.assert_close(found.after[:2], torch.cat(wanted, dim=-1), rtol=1e-4, atol=1e-5)
-
-
 def test_what_it_says() -> None:
     hooked, (clean, corrupted) = both("gpt2")[0], prompts()
     found = am.path_patch(hooked, clean, corrupted, [(3, 1), (2, 0)], ["v", "q"], **JUDGED)
