@@ -15,9 +15,6 @@ from .text import isolated, plotly_text, signed, visible_token
 _LABEL: Final = 18
 """The largest number of a segment's characters in a tick label."""
 
-_HOVER: Final = 80
-"""The largest number of a segment's characters in a hover box."""
-
 MOST_LABELS: Final = 40
 """The largest number of segments along an axis at which every segment has a tick label."""
 

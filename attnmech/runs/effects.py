@@ -103,6 +103,17 @@ class Changes(TextResult):
     def _n_texts(self) -> int:
         return len(self.before)
 
+    def _difference(
+        self, other: Self, paired: bool, effects: Mapping[str, tuple[Tensor, Tensor]] | None = None, **fields: Any
+    ) -> Self:
+        """The difference of two results: `before`, `tokens` and some fields.
+
+        `effects` are those of both results, by the name of the field that holds `before` plus an effect.
+        """
+        before = subtracted(self.before, other.before, paired)
+        fields |= {name: subtracted(*both, paired) + before for name, both in (effects or {}).items()}
+        return replace(self, before=before, tokens=self.tokens if paired else (), **fields)
+
     def _comparable(self) -> dict[str, Any]:
         asked = {name: self.provenance.options.get(name) for name in ("later", "positions")}
         return {"metric": self.metric, **asked}
@@ -229,15 +240,9 @@ class Effects(OneEffect):
                 f"two results need {self.PLACE}s in common to be subtracted; their layers, {list(self.layers)} and "
                 f"{list(other.layers)}, have none."
             )
-        before = subtracted(self.before, other.before, paired)
-        return replace(
-            self,
-            layers=tuple(layer for layer in self.layers if layer in other.layers),
-            before=before,
-            after=subtracted(self.per_text[mine], other.per_text[yours], paired) + before,
-            swept=swept,
-            tokens=self.tokens if paired else (),
-        )
+        layers = tuple(layer for layer in self.layers if layer in other.layers)
+        effects = {"after": (self.per_text[mine], other.per_text[yours])}
+        return self._difference(other, paired, effects, layers=layers, swept=swept)
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,7 +6,7 @@ the result compares the two.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Self, Unpack
 
 import torch
@@ -178,15 +178,9 @@ class HeadImportance(Changes):
         exact = None
         if self.exact is not None and other.exact is not None and self.exact_method == other.exact_method:
             exact = self.exact - other.exact
-        return replace(
-            self,
-            layers=layers,
-            before=subtracted(self.before, other.before, paired),
-            per_text=subtracted(self.per_text, other.per_text, paired),
-            exact=exact,
-            exact_method=None if exact is None else self.exact_method,
-            tokens=self.tokens if paired else (),
-        )
+        per_text = subtracted(self.per_text, other.per_text, paired)
+        method = None if exact is None else self.exact_method
+        return self._difference(other, paired, layers=layers, per_text=per_text, exact=exact, exact_method=method)
 
 
 @public

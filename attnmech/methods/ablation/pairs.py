@@ -20,7 +20,6 @@ from ...maths.intervals import TextMeans
 from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results.by_layer import subtracted
 from ...results.quantity import Places
 from ...runs.ablations import Ablations, reread
 from ...runs.effects import Changes
@@ -116,12 +115,9 @@ class PairEffects(Changes):
         return super()._comparable() | {"method": self.method, "pairs": self.pairs}
 
     def _minus(self, other: Self, paired: bool) -> Self:
-        before = subtracted(self.before, other.before, paired)
-        both, one, third = (
-            subtracted(self[name].per_text, other[name].per_text, paired) + before for name in ("both", "one", "other")
-        )
-        tokens = self.tokens if paired else ()
-        return replace(self, before=before, after_both=both, after_one=one, after_other=third, tokens=tokens)
+        names = ("both", "one", "other")
+        effects = {f"after_{name}": (self[name].per_text, other[name].per_text) for name in names}
+        return self._difference(other, paired, effects)
 
 
 @public

@@ -14,7 +14,6 @@ from ...draw.intervals import interval_rows
 from ...draw.section import Section
 from ...draw.text import plotly_text, visible_token
 from ...interventions.edits import KeyEdit
-from ...results.by_layer import subtracted
 from ...results.quantity import Places
 from ...runs.effects import OneEffect
 from ...runs.sweep import Swept
@@ -99,14 +98,8 @@ class SweepEffects(OneEffect):
         return super()._comparable() | {"interventions": self.interventions}
 
     def _minus(self, other: Self, paired: bool) -> Self:
-        before = subtracted(self.before, other.before, paired)
-        return replace(
-            self,
-            before=before,
-            after=subtracted(self.per_text, other.per_text, paired) + before,
-            rows_without_keys=self.rows_without_keys - other.rows_without_keys,
-            tokens=self.tokens if paired else (),
-        )
+        rows = self.rows_without_keys - other.rows_without_keys
+        return self._difference(other, paired, {"after": (self.per_text, other.per_text)}, rows_without_keys=rows)
 
 
 def sweep_effects(names: Sequence[str], interventions: Sequence[Sequence[object]], swept: Swept) -> SweepEffects:

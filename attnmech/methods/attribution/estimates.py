@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import pandas as pd
@@ -136,14 +136,8 @@ class Estimates(Changes):
         return f"{self._opening}{METHODS[self.method]} of patching each of {count} {self._things} on {self._texts}"
 
     def _minus(self, other: Self, paired: bool) -> Self:
-        return replace(
-            self,
-            before=subtracted(self.before, other.before, paired),
-            per_pair=subtracted(self.per_pair, other.per_pair, paired),
-            exact=None,
-            controls=None,
-            tokens=self.tokens if paired else (),
-        )
+        per_pair = subtracted(self.per_pair, other.per_pair, paired)
+        return self._difference(other, paired, per_pair=per_pair, exact=None, controls=None)
 
     def _comparable(self) -> dict[str, Any]:
         return {
