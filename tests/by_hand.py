@@ -147,6 +147,19 @@ def values_and_gradients(plain: Any, ids: Tensor, judged: Callable[[Tensor], Ten
     return values | {f"{name} gradient": [value.grad for value in kept[name]] for name in kept}
 
 
+def seen(plain: Any, ids: Tensor, at: str, layer: int) -> Tensor:
+    """The raw model's value at a point."""
+    kept: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        kept.append(value.clone())
+        return value
+
+    with torch.no_grad(), z_changed(plain, layer, keep) if at == "z" else point_changed(plain, at, layer, keep):
+        plain(ids)
+    return kept[0]
+
+
 def logit_differences(logits: Tensor, answers: Tensor, against: Tensor) -> Tensor:
     """Logit of the answer minus that of the other token, at the last token, text by text."""
     last = logits[:, -1].double()

@@ -7,7 +7,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from by_hand import divergences, losses, plan_of, z_changed, zeroed
+from by_hand import divergences, losses, plan_of, seen, z_changed, zeroed
 from torch import Tensor, nn
 
 import attnmech as am
@@ -77,10 +77,7 @@ def test_mean_over_a_reference_and_per_position() -> None:
         means = am.mean_z(hooked, reference, per_position=per_position)
         effects = am.ablate_heads(hooked, ids, [(1, 2)], "mean", reference=means, layers=[1])
         with torch.no_grad():
-            seen: list[Tensor] = []
-            with z_changed(plain, 1, lambda z, seen=seen: (seen.append(z), z)[1]):
-                plain(reference)
-            mean = seen[0].mean(dim=0 if per_position else (0, 1))[..., 2, :]
+            mean = seen(plain, reference, "z", 1).mean(dim=0 if per_position else (0, 1))[..., 2, :]
 
             def replaced(z: Tensor, mean: Tensor = mean) -> Tensor:
                 z[..., 2, :] = mean
@@ -98,12 +95,9 @@ def test_donors_come_from_the_reference() -> None:
     """Each text gets z of one reference text, longer or shorter than itself; several draws use each donor once."""
     hooked, plain, ids = models.hooked("bloom"), models.plain("bloom"), models.token_ids("bloom")
     reference = [models.token_ids("bloom", batch=1, length=length, seed=length)[0] for length in (9, 7)]
-    seen = []
-    for donor in reference:
-        with torch.no_grad(), z_changed(plain, 1, lambda z: (seen.append(z.clone()), z)[1]):
-            plain(donor[None])
     candidates = []
-    for z_of_donor in seen:
+    for donor in reference:
+        z_of_donor = seen(plain, donor[None], "z", 1)
 
         def replaced(z: Tensor, z_of_donor: Tensor = z_of_donor) -> Tensor:
             z[..., 2, :] = z_of_donor[:, :7, 2]

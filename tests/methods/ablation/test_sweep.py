@@ -6,7 +6,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from by_hand import losses, point_changed, z_changed, zeroed
+from by_hand import losses, point_changed, seen, z_changed, zeroed
 from torch import Tensor
 
 import attnmech as am
@@ -101,13 +101,7 @@ def test_sets_equal_the_raw_model(family: str) -> None:
     one, other = [(0, 1), (1, 2), (0, 0)], [(1, 1)]
     zero = am.ablate_set(hooked, ids, {"three": one, "one": other})
     mean = am.ablate_set(hooked, ids, one, "mean", reference=reference)
-    means = {}
-    with torch.no_grad():
-        for layer in (0, 1):
-            seen: list[Tensor] = []
-            with z_changed(plain, layer, lambda z, seen=seen: (seen.append(z.clone()), z)[1]):
-                plain(reference)
-            means[layer] = seen[0].mean(dim=(0, 1))
+    means = {layer: seen(plain, reference, "z", layer).mean(dim=(0, 1)) for layer in (0, 1)}
 
     def replaced(layer: int, by: dict[int, Tensor] | None) -> Any:
         def change(z: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import own
 import planted
 import pytest
 import torch
-from by_hand import AGAINST, ANSWERS, JUDGED, logit_differences, pair, plan_of, point_changed, values_and_gradients
+from by_hand import JUDGED, logit_differences, pair, plan_of, point_changed, seen, values_and_gradients
 from einops import rearrange
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -25,20 +25,7 @@ BOTH: dict[str, Any] = {"nodes": "heads+mlps", **JUDGED}
 def by_autograd(plain: Any, ids: Tensor, start: Tensor | None = None, share: float = 0.0) -> dict[str, list[Any]]:
     """Values and gradients with the first stream moved towards `start`."""
     with point_changed(plain, "resid_pre", 0, lambda x: x if start is None else x + share * (start - x)):
-        return values_and_gradients(plain, ids, partial(logit_differences, answers=ANSWERS, against=AGAINST))
-
-
-def entering(plain: Any, ids: Tensor) -> Tensor:
-    """The stream that enters the first block."""
-    kept: list[Tensor] = []
-
-    def keep(stream: Tensor) -> Tensor:
-        kept.append(stream.detach())
-        return stream
-
-    with torch.no_grad(), point_changed(plain, "resid_pre", 0, keep):
-        plain(ids)
-    return kept[0]
+        return values_and_gradients(plain, ids, partial(logit_differences, **JUDGED))
 
 
 def expected(plain: Any, clean: Tensor, corrupted: Tensor, steps: int) -> Tensor:
@@ -46,7 +33,7 @@ def expected(plain: Any, clean: Tensor, corrupted: Tensor, steps: int) -> Tensor
     of_clean, of_corrupted = by_autograd(plain, clean), by_autograd(plain, corrupted)
     runs = [of_corrupted]
     if steps:
-        start = entering(plain, clean)
+        start = seen(plain, clean, "resid_pre", 0)
         runs = [by_autograd(plain, corrupted, start, (2 * step + 1) / (2 * steps)) for step in range(steps)]
     heads, layers = plan_of(plain).n_heads, []
     for layer in range(len(of_clean["z"])):
@@ -74,7 +61,7 @@ def test_estimates_equal_the_formula_on_the_raw_model(family: str, steps: int, m
     assert attribution.per_pair.dtype == torch.float64
     torch.testing.assert_close(attribution.per_pair, expected(plain, clean, corrupted, steps), rtol=1e-8, atol=1e-8)
     with torch.no_grad():
-        before = logit_differences(plain(corrupted).logits, ANSWERS, AGAINST)
+        before = logit_differences(plain(corrupted).logits, **JUDGED)
     torch.testing.assert_close(attribution.before, before, rtol=1e-8, atol=1e-8)
     heads = am.attribute(hooked, clean, corrupted, layers=[1], **method, **JUDGED)
     torch.testing.assert_close(heads.per_pair[1], attribution.per_pair[1, :-1], rtol=1e-12, atol=1e-12)
@@ -111,7 +98,7 @@ def test_relevance_patching_takes_the_gradients_of_its_rules(family: str) -> Non
     hooked, (clean, corrupted) = models.hooked(family, torch.float64), pair(family)
 
     def differences(logits: Tensor) -> Tensor:
-        return logit_differences(logits, ANSWERS, AGAINST)
+        return logit_differences(logits, **JUDGED)
 
     with relevance_rules(hooked, hooked.encode(corrupted)):
         ran = hooked.run(corrupted, ["z", "mlp_out"], gradients_of=differences)
@@ -139,11 +126,9 @@ def test_exact_effects_are_those_of_patching(family: str) -> None:
     patched = am.patch(hooked, clean, corrupted, **JUDGED)
     torch.testing.assert_close(attribution.exact[:, :heads], patched.per_text, rtol=1e-4, atol=1e-5)
     for layer in range(hooked.n_layers):
-        kept: list[Tensor] = []
-        with torch.no_grad(), point_changed(plain, "mlp_out", layer, lambda x, kept=kept: kept.append(x) or x):
-            plain(clean)
-        with torch.no_grad(), point_changed(plain, "mlp_out", layer, lambda x, kept=kept: kept[0]):
-            after = logit_differences(plain(corrupted).logits, ANSWERS, AGAINST)
+        written = seen(plain, clean, "mlp_out", layer)
+        with torch.no_grad(), point_changed(plain, "mlp_out", layer, lambda x, written=written: written):
+            after = logit_differences(plain(corrupted).logits, **JUDGED)
         torch.testing.assert_close(attribution.exact[layer, heads], after - attribution.before, rtol=1e-4, atol=1e-5)
     some = am.attribute(hooked, clean, corrupted, confirm=3, controls=2, seed=4, **BOTH)
     assert some.exact is not None and some.confirmation is not None

@@ -5,7 +5,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from by_hand import AGAINST, ANSWERS, JUDGED, columns, logit_differences, output_changed, pair, point_changed, z_changed
+from by_hand import JUDGED, columns, logit_differences, output_changed, pair, point_changed, seen, z_changed
 from torch import Tensor
 
 import attnmech as am
@@ -13,22 +13,9 @@ from attnmech.errors import InputError
 from attnmech.runs import reference
 
 
-def seen(plain: Any, ids: Tensor, at: str, layer: int) -> Tensor:
-    """The raw model's value at a point."""
-    kept: list[Tensor] = []
-
-    def keep(value: Tensor) -> Tensor:
-        kept.append(value.clone())
-        return value
-
-    with torch.no_grad(), z_changed(plain, layer, keep) if at == "z" else point_changed(plain, at, layer, keep):
-        plain(ids)
-    return kept[0]
-
-
 def judged(plain: Any, ids: Tensor) -> Tensor:
     with torch.no_grad():
-        return logit_differences(plain(ids).logits, ANSWERS, AGAINST)
+        return logit_differences(plain(ids).logits, **JUDGED)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +119,7 @@ def test_the_decoder_of_t5() -> None:
     found = am.patch(hooked, clean, corrupted, heads=[(0, 1), (2, 3)], **JUDGED)
     z = hooked.run(clean, points=["decoder.z"])["decoder.z", 2]
     with hooked.intervene(am.Intervention.replace([(2, 3)], {2: z}, stack="decoder")):
-        after = logit_differences(hooked.run(corrupted).logits, ANSWERS, AGAINST)
+        after = logit_differences(hooked.run(corrupted).logits, **JUDGED)
     torch.testing.assert_close(found.after[2, 3], after, rtol=1e-4, atol=1e-5)
     assert len(found.tokens[0]) == 5
 

@@ -7,7 +7,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from by_hand import AGAINST, ANSWERS, JUDGED, divergences, logit_differences, point_changed
+from by_hand import AGAINST, ANSWERS, JUDGED, divergences, logit_differences, point_changed, seen
 from scipy.stats import binomtest, t  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -63,15 +63,8 @@ def test_shares_and_intervals() -> None:
 
 def by_hand(plain: Any, ids: Tensor, layer: int, pooling: str) -> Tensor:
     """The output of a block at the last token, or its mean over tokens, on one text."""
-    kept: list[Tensor] = []
-
-    def keep(value: Tensor) -> Tensor:
-        kept.append(value)
-        return value
-
-    with torch.no_grad(), point_changed(plain, "resid_post", layer, keep):
-        plain(ids[None])
-    return kept[0][0, -1] if pooling == "last" else kept[0][0].mean(dim=0)
+    stream = seen(plain, ids[None], "resid_post", layer)[0]
+    return stream[-1] if pooling == "last" else stream.mean(dim=0)
 
 
 @pytest.mark.core
