@@ -13,7 +13,7 @@ from attnmech.draw.text import visible_token
 from attnmech.errors import InputError
 
 from .conftest import TOKENS
-from .token_pages import COUNT, HEADS, LAYERS, causal, choose, finding, selector, weights
+from .token_pages import COUNT, HEADS, LAYERS, causal, choose, finding, selector, weights, without
 
 KEYS = ["שלום", "🙂", "1,2", "<b>x</b>"]
 
@@ -88,6 +88,14 @@ def test_edges_are_the_weights_of_at_least_the_threshold(
     np.testing.assert_allclose(weights(page), pattern[1, 2], rtol=1e-4)
     assert selector(page, "Head").input_value() == "2"
     assert edges(page) == {edge for edge in above(pattern[1, 2], 0.01) if 4 in edge}
+    page.keyboard.press("Escape")
+    choose(page, "Edges of", "mean of the heads")
+    np.testing.assert_allclose(weights(page), pattern[1].mean(axis=0), rtol=1e-4)
+    page.get_by_label("hide the first token").check()
+    if make is causal:  # row 0 has no other key
+        np.testing.assert_allclose(weights(page)[1:], without(pattern[1], [0])[:, 1:].mean(axis=0), rtol=1e-4)
+        assert "No key remains for query 0 “" in finding(page) and all(key > 0 for _, key in edges(page))
+    assert finding(page).startswith(f"Mean of the {HEADS} heads of layer 5: ")
 
 
 @pytest.mark.browser

@@ -464,8 +464,10 @@ def test_blocks_of_rows_that_do_not_divide_the_text(monkeypatch: pytest.MonkeyPa
         require_close(parts.by_row(statistic), whole.by_row(statistic).double(), 1e-5, statistic)
 
 
-def test_what_cannot_be_asked() -> None:
+def test_what_it_says_and_what_cannot_be_asked() -> None:
     updates = measured("gpt2")
+    assert f"5 heads; mean magnitude {float(updates.magnitude.mean()):.3g} of the stream's norm" in repr(updates)
+    assert measured("cross").provenance.options["stack"] == "cross"
     corpus = am.residual_updates(hooked("gpt2", F32), iter(models.token_ids("gpt2")))
     for ask in (lambda: corpus.by_row("magnitude"), lambda: corpus.top_key):
         with pytest.raises(MissingPointError, match="not for a corpus"):
