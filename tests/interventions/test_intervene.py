@@ -229,7 +229,7 @@ def test_keys_reweighted(name: str) -> None:
     side = side_of(name, 2)
     mask = inputs_of(name, side)["attention_mask"]
     for keys, where in (("first", first_keys(mask)), ([1, -1], own(mask, [1, -1])[:, None, None])):
-        for factor, rows in ((6.0, None), (0.25, (2, -1)), (0.0, (1, -1))):
+        for factor, rows in ((6.0, None), (0.25, (2, -1)), (0.0, (0, -1))):
 
             def made(pattern: Tensor, seen: Tensor, where: Tensor = where, factor: float = factor) -> Tensor:
                 # Odds against all other keys, and against the sink, are multiplied by the factor.
