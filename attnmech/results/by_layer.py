@@ -1,7 +1,6 @@
 """Arranges numbers by layer: in tensors with a row for every layer of the model, in tables, and in differences."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -41,7 +40,7 @@ def table_of(axes: Mapping[str, Sequence[Any]], columns: Mapping[str, Tensor]) -
     {'layer': [3, 3], 'head': [0, 1], 'share': [0.5, 0.25]}
     """
     shape = [len(labels) for labels in axes.values()]
-    rows = pd.DataFrame(list(product(*axes.values())), columns=list(axes))
+    rows = pd.MultiIndex.from_product(list(axes.values()), names=list(axes)).to_frame(index=False)
     numbers = {name: value.expand(shape).flatten().tolist() for name, value in columns.items()}
     return pd.concat([rows, pd.DataFrame(numbers, index=rows.index)], axis=1)
 

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import finite_number, member, option, whole_number
+from ...basics.arguments import finite_number, option, whole_number
 from ...basics.nouns import bracketed
 from ...basics.public import public
 from ...draw.section import Section
@@ -233,7 +233,7 @@ class Redundancy(SummedTable):
         heads. The figure is returned, not shown.
         """
         if figure is not None and option("figure", figure, ("map", "within")) == "within":
-            layer = self._fewest if layer is None else self._layer(layer)
+            layer = self._fewest if layer is None else self.layers[self._place_of(layer)]
             return divergence_map(*(values[layer].numpy() for values in (self.within, *self.interval())), layer=layer)
         places, divergence = self._compared(layer)
         points, share = placed(divergence)
@@ -364,15 +364,12 @@ class Redundancy(SummedTable):
         """Extends the array to all layers of the model."""
         return by_layer(self._by_layer(measured), self.layers, self.n_layers, axis=2)
 
-    def _layer(self, layer: int) -> int:
-        return member("layer", layer, self.layers, "the layers measured")
-
     def _compared(self, layer: int | None) -> tuple[list[tuple[int, int]], Float[Tensor, "head head"]]:
         """All measured heads, or those of a layer, with their divergences; `InputError` if some were not compared."""
         if layer is None:
             places, divergence = self._heads_measured, self._found.whole.flatten(2).flatten(0, 1)
         else:
-            place = self.layers.index(self._layer(layer))
+            place = self._place_of(layer)
             places, divergence = [(layer, head) for head in range(self._heads)], self._found.whole[place, :, place]
         if bool(divergence.isnan().any()):
             if self.rows == 0 and layer is None:
