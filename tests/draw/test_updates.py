@@ -85,20 +85,6 @@ def test_positions_hold_every_defined_magnitude_and_the_chosen_head_has_traces_o
     assert list(traces).index("all none") < list(traces).index("chosen self")  # the selected head's points are on top
 
 
-def test_hover_boxes_name_head_query_and_key() -> None:
-    traces = by_meta(
-        of_one_layer(
-            orientation_by_magnitude_chart, MAGNITUDE, ORIENTATION, attended=ATTENDED, tokens=TOKENS, side="query"
-        )
-    )
-    assert [list(data) for data in traces["all first"].customdata] == [
-        [0, "2 ·it", "highest attention to 0 What"],
-        [1, "1 ·does", "highest attention to 0 What"],
-    ]
-    assert list(traces["all none"].customdata[0]) == [0, "0 What", "one key"]
-    assert traces["all none"].hovertemplate.startswith("head %{customdata[0]}, query %{customdata[1]}<br>")
-
-
 def test_points_agree_with_a_loop(updates: UpdateNumbers) -> None:
     layer, seen = 0, 0
     figure = of_one_layer(
@@ -119,7 +105,8 @@ def test_points_agree_with_a_loop(updates: UpdateNumbers) -> None:
             for group in ("all", "chosen")[: 1 + (head == 2)]:
                 trace = traces[f"{group} {mark}"]
                 assert point in points(trace)
-                assert list(trace.customdata[points(trace).index(point)][:2]) == [head, labels[query]]
+                asked = "one key" if key < 0 else f"highest attention to {labels[key]}"
+                assert list(trace.customdata[points(trace).index(point)]) == [head, labels[query], asked]
                 seen += 1
     assert sum(len(points(trace)) for name, trace in traces.items() if not name.startswith("legend")) == seen
 
