@@ -140,6 +140,11 @@ def test_a_table_holds_what_loops_over_texts_give(kind: str) -> None:
             if name in tested:
                 assert list(frame[tested[name] + flag]) == list(wanted)
     main = found[found.MAIN]
+    places = places_of(found, frame, main.mean)
+    for name in {"before", "after", "clean"} & {*last}:
+        measured_values = getattr(found, name)
+        of_places = [measured_values[place] if measured_values.dim() > 1 else measured_values for place in places]
+        assert frame[name].tolist() == pytest.approx([float(values.nanmean()) for values in of_places])
     for verb in ("interval", "simultaneous"):
         assert all(map(torch.equal, *(map(torch.nan_to_num, getattr(each, verb)()) for each in (found, main))))
     for flag in FLAGS:
