@@ -477,3 +477,10 @@ def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPat
     blocks = am.decompose_scores(models.hooked("bloom", F64), ids)
     torch.testing.assert_close(blocks.residual, whole.residual, rtol=0, atol=1e-12)
     torch.testing.assert_close(blocks.largest, whole.largest, rtol=1e-12, atol=0)
+
+
+def test_the_tables_shares_are_the_means_of_each_head() -> None:
+    split = am.decompose_scores(models.demo(), "Anna sang of shells.", layers=[1, 3])
+    for row in split.to_frame().itertuples():
+        shares = split.shares_at(0)["query_key"][:, split.layers.index(row.layer), row.head]
+        assert row.query_key_share == pytest.approx(float(shares.nanmean()), abs=1e-12)
