@@ -427,6 +427,8 @@ def test_an_atlas_row_says_what_the_result_says() -> None:
     assert row["cells"][2] == f"{float(types.scores['induction'][2, 6]):.3f}"
     low, high = (float(end[2, 6]) for end in types["induction"].simultaneous())
     assert row["cells"][4] == f"{low:+.2f} to {high:+.2f}"
+    claims = types.to_frame()
+    assert (claims.score_low < claims.score).all() and (claims.score < claims.score_high + 1e-9).all()
     assert row["cells"][5] == f"{float(types.writes['induction'][2, 6]):+.1f}"
     example = types.example_of(2, 6)
     assert example is not None and row["example"]["distance"] == example.query - example.key

@@ -50,6 +50,10 @@ def test_accuracies_are_those_of_a_loop() -> None:
                 mass += float(row[key])
             assert float(found.accuracy(name)[layer, head]) == pytest.approx(right / len(chosen))
             assert float(found.mass(name)[layer, head]) == pytest.approx(mass / len(chosen), abs=1e-5)
+        place = found.names.index(name)
+        by_text = (found.correct[place] - found.by_offset[place]) / found.pairs[place]
+        torch.testing.assert_close(found[name].per_text, by_text, equal_nan=True)
+        torch.testing.assert_close(found[name].mean, found.accuracy(name) - found.baseline(name))
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])

@@ -1,8 +1,8 @@
 """Retrieval from long texts: against loops over patterns, with a head planted in the demo model, and by chance."""
 
 from collections.abc import Callable
-from pathlib import Path
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import models
