@@ -78,13 +78,8 @@ class Changes(TextResult):
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
-        what = (
-            self.MAIN
-            if self.parts is None
-            else "difference"
-            if self.MAIN == "effect"
-            else f"difference of {self.MAIN}s"
-        )
+        of = "" if self.MAIN == "effect" else f" of {self.MAIN}s"
+        what = self.MAIN if self.parts is None else f"difference{of}"
         largest = self._largest(self.MAIN, unit=unit_of(self.metric), what=what)
         part = "" if self.complete else "; stopped early, incomplete"
         return capitalised(f"{self._about}: {largest}{part}{self._remark}.")

@@ -82,9 +82,10 @@ class Estimates(Changes):
 
     def strongest(self, count: int = 10, by: str | None = None) -> pd.DataFrame:
         """The rows of `to_frame` with the largest estimates of either sign: those that `confirm` measures first."""
+        name = self.MAIN if by is None else option("by", by, self.quantities)
         frame = self.to_frame()
-        rows = frame.iloc[by_size(torch.tensor(frame[by or "effect"]))[: whole_number("count", count, least=1)]]
-        rows = rows.reset_index(drop=True)
+        order = by_size(torch.tensor(frame[name]))[: whole_number("count", count, least=1)]
+        rows = frame.iloc[order].reset_index(drop=True)
         rows.attrs = frame.attrs
         return rows
 
