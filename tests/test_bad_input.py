@@ -258,6 +258,7 @@ def test_options_of_results() -> None:
         ),
         (lambda: focus["entropy"].interval(-1), InputError, "`level` must be a finite number"),
         (lambda: focus[5], InputError, "`statistic` must be one of"),
+        (lambda: am.prune_heads(demo, TEXTS, steps=1, random=0).plot(head=1), InputError, "is not a map of heads"),
         (lambda: focus.interval("entropy"), InputError, 'those of result["entropy"]'),
         (lambda: focus.mean("entropy"), AttributeError, 'result["NAME"] is a statistic'),
         (lambda: focus.where(rows=5), InputError, "`rows` must be True or False for each of the [2, "),

@@ -25,6 +25,21 @@ from .result import PagedResult
 from .sentences import about_largest, for_map, interval_note
 
 
+def framed(figure: "go.Figure", layers: tuple[int, ...], layer: int | None, head: int | None) -> "go.Figure":
+    """A map of layers × heads with a frame around one head, if `layer` and `head` name it."""
+    if layer is None or head is None:
+        return figure
+    place = layers.index(member("layer", layer, layers, "the layers measured"))
+    head = index_of("head", head, len(figure.data[0].x))
+    return at_head(figure, layers, layers).figure(layer=place, head=head)
+
+
+def require_no_head(layer: int | None, head: int | None) -> None:
+    """Raises `InputError` if a head is named for a figure that has no cell for it."""
+    if layer is not None or head is not None:
+        raise InputError("this figure is not a map of heads; leave out `layer` and `head`.")
+
+
 class WithQuantities(PagedResult):
     """A result whose statistics are means over texts: `result["NAME"]` is one of them, as a `Quantity`."""
 
@@ -265,12 +280,7 @@ class Table(WithQuantities):
         shown = for_map(quantity.means, rows)
         if self._clarity_prefix(name) is None and quantity.bounds[0] >= 0:
             shown |= {"clear": None, "signed": False}  # all numbers are above 0, so whether they are clear says nothing
-        figure = effect_map(**shown, layers=layers, label=self._label_of(name), **look)
-        if layer is None or head is None:
-            return figure
-        place = layers.index(member("layer", layer, layers, "the layers measured"))
-        head = index_of("head", head, quantity.means.mean.shape[1])
-        return at_head(figure, layers, layers).figure(layer=place, head=head)
+        return framed(effect_map(**shown, layers=layers, label=self._label_of(name), **look), layers, layer, head)
 
     @property
     def _rows_of_map(self) -> tuple[tuple[int, ...], Sequence[int]]:

@@ -21,6 +21,7 @@ from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.quantity import Places
+from ...results.table import require_no_head
 from ...runs.ablations import Ablations, reread
 from ...runs.effects import Changes
 from ...runs.journal import owning_journal
@@ -81,6 +82,7 @@ class PairEffects(Changes):
         """Draws for each pair the effect of both heads, the sum of their single effects, and the interaction; or one
         statistic, if `figure` names it.
         """
+        require_no_head(layer, head)
         shown = {
             "both together": self["both"].every,
             "sum of the two alone": TextMeans.of_values(self["one"].per_text + self["other"].per_text),

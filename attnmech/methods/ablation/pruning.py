@@ -32,7 +32,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.quantity import Places
 from ...results.sentences import interval_of, no_interval
-from ...results.table import Table
+from ...results.table import Table, require_no_head
 from ...runs.ablations import Ablations, checked_seed, reread
 from ...runs.effects import unit_of
 from ...runs.journal import Entry, Journal, leave, owning_journal
@@ -118,6 +118,7 @@ class PruningCurve(Table):
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws the metric against the number of ablated heads, with its interval, and the random orders."""
+        require_no_head(layer, head)
         curve = torch.cat((self.before[None], self.after))
         start = self.before.mean().expand(len(self.random), 1)
         low, high = TextMeans.of_values(curve, self.provenance.copies).interval()

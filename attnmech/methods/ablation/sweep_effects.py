@@ -15,6 +15,7 @@ from ...draw.section import Section
 from ...draw.text import plotly_text, visible_token
 from ...interventions.edits import KeyEdit
 from ...results.quantity import Places
+from ...results.table import require_no_head
 from ...runs.effects import OneEffect
 from ...runs.sweep import Swept
 
@@ -66,6 +67,7 @@ class SweepEffects(OneEffect):
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws a row per entry: its effect with the interval over texts. The figure is returned, not shown."""
+        require_no_head(layer, head)
         effect = self._main if figure is None else self[figure]
         low, high = effect.interval()
         values = [(effect.statistic.name, effect.mean.numpy(), low.numpy(), high.numpy())]

@@ -15,6 +15,7 @@ from ...draw.section import Section
 from ...maths.intervals import TextMeans
 from ...results.circuit import Circuit
 from ...results.graph import Graph, head_of
+from ...results.table import require_no_head
 from .estimates import Estimates
 from .figures import edge_graph
 
@@ -105,6 +106,7 @@ class EdgeAttribution(Estimates):
         self, figure: str | None = None, *, layer: int | None = None, head: int | None = None, count: int = SHOWN
     ) -> "go.Figure":
         """The strongest edges as a graph, layers upward: the wider, the stronger; solid edges hold when measured."""
+        require_no_head(layer, head)
         strongest = self.strongest(count)
         confirmation = self.confirmation
         held: set[str] = set()

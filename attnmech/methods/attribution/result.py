@@ -29,6 +29,7 @@ from ...results.by_layer import by_layer, shared_layers
 from ...results.circuit import Circuit
 from ...results.graph import Graph
 from ...results.sentences import PALE, for_map
+from ...results.table import framed
 from ...runs.ablations import checked_seed
 from ...runs.edge_passes import patched_edges
 from ...runs.metrics import MetricLike
@@ -98,7 +99,8 @@ class Attribution(Estimates):
             for name, value in for_map(self._main.means, self.layers).items()
         }
         label = self._label_of(self.MAIN)
-        return effect_map(**shown, layers=self.layers, label=label, columns="MLP" if of_mlps else "head")
+        drawn = effect_map(**shown, layers=self.layers, label=label, columns="MLP" if of_mlps else "head")
+        return framed(drawn, self.layers, layer, head)
 
     @property
     def _things(self) -> str:

@@ -23,6 +23,7 @@ from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.sentences import no_interval
+from ...results.table import require_no_head
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
@@ -257,6 +258,7 @@ class ResidualDrift(DriftByToken):
         layer. `token` is a position in the text. For a corpus, and for several texts if no `token` is chosen, the lines
         are types of token, with intervals over texts.
         """
+        require_no_head(layer, head)
         figure = "cosine" if figure is None else option("figure", figure, (*FIGURES, NEAREST))
         if figure == NEAREST:
             place = self._place(text, self._first(text) if token is None else token)[1]

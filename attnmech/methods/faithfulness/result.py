@@ -35,7 +35,7 @@ from ...results.graph import Graph
 from ...results.provenance import Provenance
 from ...results.quantity import Places
 from ...results.sentences import interval_of, no_interval
-from ...results.table import Table
+from ...results.table import Table, require_no_head
 from ...runs.ablations import reread
 from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.edge_passes import patched_edges
@@ -139,6 +139,7 @@ class Faithfulness(Table):
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Faithfulness and completeness over the share of edges, with intervals."""
+        require_no_head(layer, head)
         return faithfulness_curve(self.to_frame())
 
     @property

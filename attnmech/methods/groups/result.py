@@ -30,7 +30,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import table_of
 from ...results.provenance import Provenance
 from ...results.sentences import PALE, for_map, interval_note, interval_of
-from ...results.table import AgainstBaseline
+from ...results.table import AgainstBaseline, framed
 from ...runs.groups import by_group, joined
 from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text
@@ -344,9 +344,8 @@ class GroupAttention(AgainstBaseline):
         the figure is returned, not shown.
         """
         quantity = self[self.quantities[0] if figure is None else figure]
-        return effect_map(
-            **for_map(quantity.own, range(len(self.layers))), layers=self.layers, label=quantity.statistic.axis
-        )
+        shown = for_map(quantity.own, range(len(self.layers)))
+        return framed(effect_map(**shown, layers=self.layers, label=quantity.statistic.axis), self.layers, layer, head)
 
     @property
     def lead(self) -> str:

@@ -29,7 +29,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import table_of
 from ...results.provenance import Provenance
 from ...results.sentences import for_map
-from ...results.table import AgainstBaseline
+from ...results.table import AgainstBaseline, framed
 from ...runs.words import words_of
 
 LEAST_PAIRS: Final = 5
@@ -316,9 +316,8 @@ class Relations(AgainstBaseline):
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads: accuracy − baseline of a relation, by default the first; returned, not shown."""
         quantity = self[self.names[0] if figure is None else figure]
-        return effect_map(
-            **for_map(quantity.own, range(len(self.layers))), layers=self.layers, label=quantity.statistic.axis
-        )
+        shown = for_map(quantity.own, range(len(self.layers)))
+        return framed(effect_map(**shown, layers=self.layers, label=quantity.statistic.axis), self.layers, layer, head)
 
     @property
     def lead(self) -> str:

@@ -32,6 +32,7 @@ from ...maths.update_statistics import UpdateStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.quantity import Places
+from ...results.table import framed
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
@@ -306,7 +307,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
         else:
             shown = self.robust_score(figure)[list(self.layers)]
             name = STATISTICS[figure].title
-        return effect_map(shown, layers=self.layers, label=f"score, {name}")
+        return framed(effect_map(shown, layers=self.layers, label=f"score, {name}"), self.layers, layer, head)
 
     @property
     def lead(self) -> str:

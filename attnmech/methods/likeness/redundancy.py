@@ -33,6 +33,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...results.quantity import Places
 from ...results.sentences import interval_of
+from ...results.table import require_no_head
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
@@ -232,6 +233,7 @@ class Redundancy(SummedTable):
         Without `layer`, the map has the heads of all layers, and `"within"` shows the layer with the fewest different
         heads. The figure is returned, not shown.
         """
+        require_no_head(None, head)
         if figure is not None and option("figure", figure, ("map", "within")) == "within":
             layer = self._fewest if layer is None else self.layers[self._place_of(layer)]
             return divergence_map(*(values[layer].numpy() for values in (self.within, *self.interval())), layer=layer)

@@ -31,7 +31,7 @@ from ...results.by_layer import by_layer, subtracted
 from ...results.provenance import Provenance
 from ...results.quantity import Places
 from ...results.sentences import no_interval
-from ...results.table import TextResult
+from ...results.table import TextResult, framed
 from ...runs.ablations import reread
 from ...runs.effects import HeadEffects, effects_of, unit_of
 from ...runs.engine import Change
@@ -401,7 +401,8 @@ class NullAttention(NullStatistics, TextResult):
         labels = {"update_at_sink": "update at the sink", "update_difference": "difference"}
         numbers = [measured(name, labels.get(name, "")) for name in self.quantities]
         verdicts = [self.verdict[layer] for layer in rows]
-        return verdict_map(verdicts, numbers, layers=self.layers, null_share=self.null_share[rows].tolist())
+        verdict = verdict_map(verdicts, numbers, layers=self.layers, null_share=self.null_share[rows].tolist())
+        return framed(verdict, self.layers, layer, head)
 
     @property
     def _title(self) -> str:

@@ -29,6 +29,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...model.run.masking import GROUPS, known_mask_id
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
+from ...results.table import require_no_head
 from ...runs.engine import Change
 from ...runs.journal import kept
 from ...runs.metrics import Metric
@@ -287,6 +288,7 @@ class SegmentEffects(PagedResult):
         """Draws query segments × key segments, coloured by the effect of the cut on "kl" (the default) or "loss"; the
         figure is returned, not shown.
         """
+        require_no_head(layer, head)
         metric = "kl" if figure is None else option("figure", figure, METRICS)
         values = self.loss if metric == "loss" else self.kl
         if values is None:

@@ -26,7 +26,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.quantity import Places
-from ...results.table import Table
+from ...results.table import Table, require_no_head
 from ...runs.ablations import reread
 from ...runs.effects import unit_of
 from ...runs.journal import owning_journal
@@ -97,6 +97,7 @@ class Steering(Table):
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """The effect over the factor, and on a second axis the change of other texts."""
+        require_no_head(layer, head)
         return dose_curve(self.to_frame(), unit_of(self.metric))
 
     @property
