@@ -31,6 +31,7 @@ CALLS: Final[dict[str, str]] = {
     "Redundancy": "am.redundancy(model, texts)",
     "OddHeads": "am.odd_heads(model, texts)",
     "ResidualUpdates": "am.residual_updates(model, text)",
+    "BlockUpdates": "am.residual_updates(model, text).blocks",
     "ResidualDrift": "am.residual_drift(model, text)",
     "OVTokens": "am.ov_tokens(model, texts)",
     "HeadEffects": "am.ablate_heads(model, texts)",

@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
-from public_names import NOT_FOR_USERS, PAGES
+from public_names import EVERY_RESULT, NOT_FOR_USERS, PAGES
 
 import attnmech as am
 
@@ -72,9 +72,16 @@ def members(kind: type) -> list[str]:
     return listed
 
 
+def result(name: str) -> str:
+    """A class and its members in one line."""
+    kind = attrgetter(name)(am)
+    return f"- `{name}`: {first_sentence(kind)} Members: {', '.join(members(kind))}."
+
+
 def short() -> str:
     """The calls, each with its arguments and what its result holds."""
-    parts = [START.format(version=am.__version__, python="3.11 to 3.13")]
+    parts = [START.format(version=am.__version__, python="3.11 to 3.13"), "## What every result can do\n"]
+    parts += [*(result(name) for name in EVERY_RESULT), ""]
     for question, pages in PAGES.items():
         parts.append(f"## {question}\n")
         for page, names in pages.items():
@@ -83,7 +90,7 @@ def short() -> str:
                 if inspect.isclass(thing) and issubclass(thing, Exception):
                     parts.append(f"- `am.{name}`: {first_sentence(thing)}")
                 elif inspect.isclass(thing):
-                    parts.append(f"  - `{name}`: {first_sentence(thing)} Members: {', '.join(members(thing))}.")
+                    parts.append("  " + result(name))
                 else:
                     link = f"[{name}](made/reference/{page}.html)"
                     parts.append(f"- {link}: `{signature(name, thing)}`: {first_sentence(thing)}")

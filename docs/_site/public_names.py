@@ -106,6 +106,9 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 }
 """Each page with its names in `attnmech`, by the question that they answer."""
 
+EVERY_RESULT: Final = ("results.Result", "results.PagedResult", "results.Table", "results.Quantity", "results.TextResult")
+"""What results share."""
+
 CONSTRUCTED: Final = (
     "Architecture", "Case", "Columns", "Corpus", "CorpusFiles", "Fused", "Intervention", "PatchGrid", "Ray", "Rotary",
     "Separate", "Task", "Values",
