@@ -106,7 +106,13 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 }
 """Each page with its names in `attnmech`, by the question that they answer."""
 
-EVERY_RESULT: Final = ("results.Result", "results.PagedResult", "results.Table", "results.Quantity", "results.TextResult")
+EVERY_RESULT: Final = (
+    "results.Result",
+    "results.PagedResult",
+    "results.Table",
+    "results.Quantity",
+    "results.TextResult",
+)
 """What results share."""
 
 CONSTRUCTED: Final = (
