@@ -9,6 +9,7 @@ model's own ablation effects on 600 texts of its grammar. Takes about half an ho
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -85,9 +86,12 @@ def found(runs: int) -> Iterator[str]:
 def effects_of_the_demo_model(texts: int) -> Array:
     """The effect of zero-ablating each head on each text, `[head text]`."""
     import attnmech as am
-    from attnmech.demo.text import documents
 
-    swept = am.ablate_heads(am.load(), documents(texts, seed=11), progress=True)
+    sys.path.append(str(Path(__file__).parents[1] / "examples" / "demo_model"))
+    from write_texts import documents
+
+    given = [document.text for document in documents(texts, seed=11)]
+    swept = am.ablate_heads(am.load(), given, progress=True)
     return np.asarray(swept.per_text.flatten(0, 1).numpy())
 
 

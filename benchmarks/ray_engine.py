@@ -12,6 +12,7 @@ measured separately.
 import argparse
 import os
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +26,12 @@ from rich.table import Table
 from safetensors.torch import load, save
 
 import attnmech as am
-from attnmech.demo.text import documents
 from attnmech.distributed.streaming import Reducing
 from attnmech.runs.corpus import batches
 from attnmech.runs.stream import Streaming
+
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "demo_model"))
+from write_texts import documents
 
 CORES = 2
 TICK = os.sysconf("SC_CLK_TCK")
@@ -56,7 +59,7 @@ class Cost:
 def texts(count: int) -> Iterator[str]:
     """Documents of the demo grammar; every block of documents has a different seed."""
     for first in range(0, count, 500):
-        yield from documents(min(500, count - first), seed=first)
+        yield from (document.text for document in documents(min(500, count - first), seed=first))
 
 
 def seconds_of(processes: list[int]) -> float:

@@ -7,8 +7,6 @@ a corpus, with the texts around them. Both see the blocks of one forward pass, a
 answer. The corpus is a hundred documents of the language that the demo model was trained on.
 """
 
-from collections.abc import Iterator
-from random import Random
 from typing import Any
 
 import pandas as pd
@@ -19,7 +17,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 import attnmech as am
-from attnmech.demo.grammar import document
+from attnmech.demo.text import documents
 
 DOCUMENTS = 100
 NOTHING = -1
@@ -137,17 +135,11 @@ def _gathered(values: Tensor, order: Tensor) -> Tensor:
     return values.gather(order.ndim - 1, index)
 
 
-def corpus(count: int) -> Iterator[str]:
-    """Documents of the demo language."""
-    rng = Random(0)
-    return (document(rng).text for _ in range(count))
-
-
 def main() -> None:
     """Prints the largest score of every head, and the best pairs of one head of each layer."""
     disable_progress_bar()
     model = am.load()
-    largest, pairs = am.stream(model, corpus(DOCUMENTS), [LargestScore(), TopPairs()])
+    largest, pairs = am.stream(model, iter(documents(DOCUMENTS)), [LargestScore(), TopPairs()])
     heads = Table("layer", *(f"head {head}" for head in range(model.n_heads)), title="largest score")
     for layer, scores in enumerate(largest["largest"].tolist()):
         heads.add_row(str(layer), *(f"{score:.1f}" for score in scores))

@@ -5,11 +5,13 @@ import importlib
 import pkgutil
 import sys
 
+import language
 import pytest
 
 import attnmech
 
 NAMES = [module.name for module in pkgutil.walk_packages(attnmech.__path__, "attnmech.")]
+NAMES += ["train", *(module.name for module in pkgutil.iter_modules(language.__path__, "language."))]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers import models as kinds
 
 from attnmech.batch import Batch
-from attnmech.demo.tokenizer import build_tokenizer
+from attnmech.demo import model_folder
 from attnmech.model.inputs.encoder import Encoder
 
 LINES: Final = [
@@ -155,7 +155,7 @@ WHOLE: Final[dict[str, Callable[[], Any]]] = {
     "few merges": lambda: byte_level(290),
     "many merges": lambda: byte_level(400),
     "byt5": transformers.ByT5Tokenizer,
-    "demo": build_tokenizer,
+    "demo": lambda: transformers.AutoTokenizer.from_pretrained(model_folder()),
     "llama": sentencepiece,
     "llama 2": lambda: sentencepiece(prepends=True),
     "unigram with bytes": with_bytes,

@@ -1,4 +1,4 @@
-"""The demo model: a small decoder, and the language of known structure on which it was trained.
+"""The demo model: a small decoder, and texts in the language of known structure on which it was trained.
 
 >>> from attnmech.demo import model_folder
 >>> (model_folder() / "config.json").is_file()

@@ -1,8 +1,7 @@
 """What a reader should know about the demo model before trusting what it does with a text."""
 
 from collections.abc import Sequence
-
-from .tokenizer import FIRST_WORD
+from typing import Final
 
 ABOUT = (
     "This is the demo model of attnmech: a small decoder trained on sentences that a grammar generated. It has learnt "
@@ -11,12 +10,15 @@ ABOUT = (
     "what large language models do."
 )
 
+FIRST_WORD: Final = 300
+"""Ids below this one are special tokens, the 256 bytes and reserved ids; words have the rest."""
+
 
 def notes(ids: Sequence[int]) -> list[str]:
     """Returns remarks to show beside a text of these tokens.
 
-    >>> from attnmech.demo.tokenizer import build_tokenizer
-    >>> notes(build_tokenizer().encode("The wug is new."))[1]
+    >>> import attnmech as am
+    >>> notes(am.load().tokenizer.encode("The wug is new."))[1]
     '4 of the 9 tokens are single bytes: the model has no words for what they spell.'
     """
     spelt = sum(2 < token < FIRST_WORD for token in ids)

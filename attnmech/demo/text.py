@@ -1,8 +1,15 @@
-"""The texts that attnmech uses by default."""
+"""The texts that attnmech uses by default, read from `texts.zip`.
 
-from random import Random
+`examples/demo_model/write_texts.py` makes that file with the grammar of the demo model's language.
+"""
 
-from .grammar import document
+import json
+import re
+from typing import Final
+from zipfile import ZipFile
+
+from ..errors import InputError
+from . import model_folder
 
 PARAGRAPH = (
     "Anna painted a small boat near the harbour. The sails behind the blue boat (made by Tom) were new. "
@@ -15,15 +22,19 @@ It has a name that recurs, a verb that agrees across another noun, a bracket, a 
 and a repeated span.
 """
 
+STORED: Final = (2000, 200, 200, 200, 200, 200)
+"""The number of texts stored for each seed."""
+
 
 def documents(count: int, seed: int = 0) -> list[str]:
     """Returns texts in the demo model's language, to measure the model on.
 
+    There are 2,000 texts for seed 0 and 200 others for each of the seeds 1 to 5.
+
     >>> len(documents(3))
     3
     """
-    rng = Random(seed)
-    return [document(rng, sentences=4).text for _ in range(count)]
+    return _lines("texts", count, seed)
 
 
 def labelled(count: int, seed: int = 0) -> list[tuple[tuple[str, ...], int, int, str]]:
@@ -33,9 +44,26 @@ def labelled(count: int, seed: int = 0) -> list[tuple[tuple[str, ...], int, int,
     >>> query > key, "".join(words) == documents(3)[0]
     (True, True)
     """
-    rng = Random(seed)
+    texts = zip(documents(count, seed), _lines("relations", count, seed), strict=True)
     return [
-        (text.words, link.query, link.key, link.relation)
-        for text in (document(rng, sentences=4) for _ in range(count))
-        for link in text.relations
+        (words, query, key, relation)
+        for text, relations in texts
+        for words in [tuple(re.findall(r" ?\w+| ?[^\w\s]", text))]
+        for query, key, relation in json.loads(relations)
     ]
+
+
+def _lines(name: str, count: int, seed: int) -> list[str]:
+    if seed not in range(len(STORED)) or count not in range(STORED[seed] + 1):
+        raise InputError(
+            f"the demo model has {STORED[0]:,} texts for seed 0 and {STORED[1]} for each of the seeds 1 to "
+            f"{len(STORED) - 1}; got count={count!r}, seed={seed!r}. "
+            "The repository's examples/demo_model/language/grammar.py makes more."
+        )
+    return stored(f"{name}/{seed}")[:count]
+
+
+def stored(name: str) -> list[str]:
+    """Returns the lines of a file in `texts.zip`."""
+    with ZipFile(model_folder().with_name("texts.zip")) as texts:
+        return texts.read(name).decode().splitlines()

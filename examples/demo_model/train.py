@@ -10,14 +10,14 @@ from random import Random
 
 import torch
 from checkpoint import Checkpoint
+from language.sequences import batch
+from language.tokenizer import build_tokenizer
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from attnmech.basics.messages import first_line
-from attnmech.demo.sequences import batch
-from attnmech.demo.tokenizer import build_tokenizer
 from attnmech.errors import AttnmechError
 
 

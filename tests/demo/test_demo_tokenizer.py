@@ -1,19 +1,19 @@
 """The tokenizer restores every text, and a word of the language is one token."""
 
-from pathlib import Path
 from random import Random
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from language import words
+from language.grammar import document
+from language.tokenizer import BOS, EOS, PAD, build_tokenizer, token_ids
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from attnmech.demo import words
-from attnmech.demo.grammar import document
+from attnmech.demo import model_folder
+from attnmech.demo.about import FIRST_WORD
 from attnmech.demo.text import PARAGRAPH
-from attnmech.demo.tokenizer import BOS, EOS, FIRST_WORD, PAD, build_tokenizer, token_ids
 
-TOKENIZER = build_tokenizer()
+TOKENIZER = PreTrainedTokenizerFast.from_pretrained(model_folder())
 anything = st.text(st.characters(exclude_categories=["Cs"]))
 near_the_language = st.lists(
     st.sampled_from([*words.vocabulary(), " ", "\n", "s", "<s>", "<0x41>", "▁", "Ġ", "é", "e\u0301", "🙂"])
@@ -43,28 +43,11 @@ def test_ids_are_laid_out_as_specials_bytes_reserved_words() -> None:
     assert {token for token, number in vocabulary.items() if number >= FIRST_WORD} == set(words.vocabulary())
 
 
-def test_unknown_words_become_bytes() -> None:
-    assert TOKENIZER.tokenize(" boaty") == [
-        "<0x20>",
-        *(f"<0x{byte:02X}>" for byte in b"bo"),
-        "a",
-        "<0x74>",
-        "<0x79>",
-    ]
-    assert TOKENIZER.tokenize("é") == ["<0xC3>", "<0xA9>"]
-
-
-@pytest.mark.parametrize("kind", [AutoTokenizer, PreTrainedTokenizerFast])
-def test_survives_a_folder_without_network(
-    kind: type[PreTrainedTokenizerFast], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    TOKENIZER.save_pretrained(tmp_path)
-    loaded = kind.from_pretrained(tmp_path)
-    text = PARAGRAPH + " <s>  ▁(é)\n"
-    assert loaded.encode(text) == TOKENIZER.encode(text)
-    assert loaded.decode(loaded.encode(text), skip_special_tokens=True) == text
-    assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == (PAD, BOS, EOS)
+def test_the_shipped_tokenizer_is_that_of_this_grammar() -> None:
+    built = build_tokenizer()
+    assert built.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
+    assert (built.special_tokens_map, built.padding_side) == (TOKENIZER.special_tokens_map, TOKENIZER.padding_side)
+    assert AutoTokenizer.from_pretrained(model_folder()).encode("<s>  ▁(é)") == built.encode("<s>  ▁(é)")
 
 
 def test_the_paragraph_is_in_the_language() -> None:

@@ -6,13 +6,14 @@ from random import Random
 
 import pytest
 import torch
+from language import words
+from language.sequences import altered_tokens, batch
+from language.tokenizer import build_tokenizer
 from safetensors.torch import load_file
-from train import Settings, learning_rate_share, main, new_model, next_word_loss, train
+from train import Settings, main, new_model, next_word_loss, train
 from transformers import BloomForCausalLM
 
-from attnmech.demo import words
-from attnmech.demo.sequences import altered_tokens, batch, repeated_tokens
-from attnmech.demo.tokenizer import FIRST_WORD, build_tokenizer
+from attnmech.demo.about import FIRST_WORD
 
 TOKENIZER = build_tokenizer()
 TINY = Settings(steps=3, layers=1, heads=2, width=16, batch_size=2, length=12, warm_up=1)
@@ -21,19 +22,6 @@ TINY = Settings(steps=3, layers=1, heads=2, width=16, batch_size=2, length=12, w
 def weights(settings: Settings) -> torch.Tensor:
     model = train(settings, TOKENIZER, lambda step, model, loss: None)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def test_a_seed_decides_the_weights() -> None:
-    assert torch.equal(weights(TINY), weights(TINY))
-    assert not torch.equal(weights(TINY), weights(replace(TINY, seed=1)))
-
-
-def test_repeated_tokens_repeat_words() -> None:
-    tokens = repeated_tokens(TOKENIZER, Random(0), length=50, period=7)
-    assert len(tokens) == 50
-    assert tokens[0] == TOKENIZER.bos_token_id
-    assert tokens[8:] == tokens[1:-7]
-    assert min(tokens[1:]) >= FIRST_WORD
 
 
 def test_altered_documents_have_bytes_or_other_words_for_names() -> None:
@@ -87,16 +75,6 @@ def test_a_run_that_was_cut_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     assert seen == [7, 8, 9]
     assert torch.equal(torch.cat([parameter.detach().flatten() for parameter in resumed.parameters()]), weights(longer))
     assert not file.exists()
-
-
-def test_learning_rate_rises_stays_and_falls_to_nothing() -> None:
-    settings = Settings(steps=400, warm_up=100, cool_down=0.25)
-    shares = [learning_rate_share(step, settings) for step in range(401)]
-    assert shares[:101] == [step / 100 for step in range(101)]
-    assert set(shares[100:301]) == {1}
-    assert shares[300:] == pytest.approx([(400 - step) / 100 for step in range(300, 401)])
-    longer = replace(settings, steps=4000)
-    assert shares[:301] == [learning_rate_share(step, longer) for step in range(301)]
 
 
 def test_the_command_writes_folders_that_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

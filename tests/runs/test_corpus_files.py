@@ -11,7 +11,7 @@ import attnmech as am
 from attnmech.demo.text import documents
 from attnmech.errors import InputError
 
-TEXTS = documents(20, seed=8)
+TEXTS = documents(20, seed=4)
 
 
 @pytest.fixture

@@ -91,8 +91,8 @@ class Task:
     def of_demo(cls, name: str, *, templates: int | None = None, per_template: int = 4, seed: int = 0) -> Self:
         """Returns a task of the demo model: "copying", "agreement", "gender" or "recipient".
 
-        It has `per_template` cases of every template, for the `templates` that fill first (by default 12, or all that
-        the task has).
+        It has `per_template` (at most 8) cases of every template, for the `templates` that fill first (by default 12,
+        or all that the task has). The seeds 0 to 5 give different cases.
         """
         return cls(
             name,

@@ -58,8 +58,8 @@ class Steps:
     def of(cls, tokenizer: Any, vocab: int) -> "Steps":
         """The steps between single tokens below `vocab`; none if there are too few for an interval.
 
-        >>> from attnmech.demo.tokenizer import build_tokenizer
-        >>> Steps.of(build_tokenizer(), 3842).names[:2]
+        >>> import attnmech as am
+        >>> Steps.of(am.load().tokenizer, 3842).names[:2]
         ('one → two', 'two → three')
         """
         known = {} if tokenizer is None else tokenizer.get_vocab()

@@ -46,8 +46,8 @@ class Tokenized:
 def read_piece(tokenizer: Any, token: int) -> str | bytes:
     """The text of a token; its bytes if they begin or end within a character.
 
-    >>> from attnmech.demo.tokenizer import build_tokenizer
-    >>> tokenizer = build_tokenizer()
+    >>> import attnmech as am
+    >>> tokenizer = am.load().tokenizer
     >>> [read_piece(tokenizer, token) for token in tokenizer.encode(" owls é", add_special_tokens=False)]
     [' owls', ' ', b'\\xc3', b'\\xa9']
 

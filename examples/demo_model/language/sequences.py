@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from attnmech.demo.about import FIRST_WORD
+
 from . import words
 from .grammar import document
-from .tokenizer import FIRST_WORD, token_ids
+from .tokenizer import token_ids
 
 
 def repeated_tokens(
@@ -17,7 +19,7 @@ def repeated_tokens(
 ) -> list[int]:
     """`<s>`, then `period` random words again and again: predictable from the second copy on only.
 
-    >>> from attnmech.demo.tokenizer import build_tokenizer
+    >>> from language.tokenizer import build_tokenizer
     >>> tokens = repeated_tokens(build_tokenizer(), Random(0), length=7, period=3)
     >>> tokens[1:4] == tokens[4:7]
     True

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from attnmech.demo.about import FIRST_WORD
+
 from . import words
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
-FIRST_WORD = 300
-"""Ids below this one are special tokens, the 256 bytes and reserved ids; words have the rest."""
 
 CHUNK = r" ?\p{L}+| ?[^\s\p{L}]|\s"
 """A run of letters, or one other character, each with one leading space; or one white-space character."""

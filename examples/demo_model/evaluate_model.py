@@ -1,24 +1,25 @@
-"""Evaluate the demo model on freshly generated text: `python -m attnmech.demo.evaluate`."""
+"""Evaluate the demo model on freshly generated text: `python examples/demo_model/evaluate_model.py`."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import torch
+from language.choices import CHOICES, Choice, choices
+from language.grammar import HELD_OUT, TRAINING, document
+from language.sequences import repeated_tokens
+from language.tokenizer import BOS, token_ids
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import BloomForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import AttnmechError, ModelNotFoundError
-from . import model_folder, words
-from .grammar import HELD_OUT, TRAINING, Document, Relation, Side, document
-from .sequences import repeated_tokens
-from .tokenizer import BOS, token_ids
+from attnmech.demo import model_folder
+from attnmech.errors import AttnmechError, ModelNotFoundError
 
 FRESH_SEED = 1_000_003
 """Far from the seeds that training uses."""
@@ -37,20 +38,6 @@ class Figure:
     """The accuracy of guessing among the choices; None if there are no choices."""
     head: tuple[int, int] | None = None
     """The layer and head, for figures of the best head."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A place in a text where one of two words must come next."""
-
-    before: tuple[str, ...]
-    """The words that the model sees."""
-    right: str
-    wrong: str
-
-
-ChoiceAt = Callable[[Document, Relation], Choice | None]
-"""Makes a choice from a relation of its kind in a document; None for any other relation."""
 
 
 def load(folder: Path | None = None) -> tuple[BloomForCausalLM, PreTrainedTokenizerFast]:
@@ -201,81 +188,9 @@ def _accuracy(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, choic
     return right / len(choices)
 
 
-def choices(rng: Random, choice_at: ChoiceAt, side: Side) -> Iterator[Choice]:
-    """Yields choices of one kind, without end."""
-    while True:
-        text = document(rng, sentences=3, side=side)
-        for relation in text.relations:
-            choice = choice_at(text, relation)
-            if choice is not None:
-                yield choice
-
-
-def _recipient(text: Document, relation: Relation) -> Choice | None:
-    """When Anna and Tom went to the harbour, Anna gave a shell to ... Tom or Anna?"""
-    if relation.relation != "recipient":
-        return None
-    after = relation.key + 1
-    other = text.words[after + 1 if text.words[after] == " and" else relation.key - 2]
-    return Choice(text.words[: relation.query + 1], text.words[relation.query + 1], " " + other.strip())
-
-
-def _number(attractors: int) -> ChoiceAt:
-    """The keys beside the cabinet ... are or is? All `attractors` nouns in between have the other number."""
-
-    def choice_at(text: Document, relation: Relation) -> Choice | None:
-        right, subject = text.words[relation.query], text.words[relation.key]
-        if relation.relation != "subject-verb" or right not in OTHER_NUMBER or subject not in PLURALS | SINGULARS:
-            return None
-        between = text.words[relation.key + 1 : relation.query]
-        numbers = [word in PLURALS for word in between if word in PLURALS | SINGULARS]
-        if numbers != [subject not in PLURALS] * attractors:
-            return None
-        return Choice(text.words[: relation.query], right, OTHER_NUMBER[right])
-
-    return choice_at
-
-
-def _gender(text: Document, relation: Relation) -> Choice | None:
-    """Aunt Anna lost ... her or his? The first pronoun for someone who was named alone."""
-    right = text.words[relation.query]
-    if relation.relation != "pronoun-antecedent" or right not in OTHER_GENDER:
-        return None
-    earlier = [r.query for r in text.relations if r.relation == "pronoun-antecedent" and r.query < relation.query]
-    if any(query > relation.key for query in earlier) or " met" in text.words[: relation.query][relation.key - 2 :]:
-        return None
-    return Choice(text.words[: relation.query], right, OTHER_GENDER[right])
-
-
-def _closing(text: Document, relation: Relation) -> Choice | None:
-    """The keys (made by Tom ... ) or ]?"""
-    right = text.words[relation.query]
-    pair = tuple(words.BRACKETS.values())
-    if relation.relation != "bracket" or right not in pair:
-        return None
-    return Choice(text.words[: relation.query], right, next(word for word in pair if word != right))
-
-
-PLURALS = {" " + noun.plural for noun in words.things()}
-SINGULARS = {" " + noun.singular for noun in words.things()}
-OTHER_NUMBER = {f" {verb.singular}": f" {verb.plural}" for verb in words.LINKING + words.RESTING}
-OTHER_NUMBER |= {plural: singular for singular, plural in OTHER_NUMBER.items()}
-OTHER_GENDER = {" her": " his", " she": " he", " She": " He", " herself": " himself"}
-OTHER_GENDER |= {male: female for female, male in OTHER_GENDER.items()}
-
-CHOICES: dict[str, ChoiceAt] = {
-    "recipient's name": _recipient,
-    "verb without attractor": _number(0),
-    "verb across 1 attractor": _number(1),
-    "verb across 2 attractors": _number(2),
-    "pronoun's gender": _gender,
-    "closing bracket": _closing,
-}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m attnmech.demo.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a model (default: the shipped one)")
     parser.add_argument("--cases", type=int, default=200, help="texts per figure (default %(default)s)")
     chosen = parser.parse_args(arguments)

@@ -1,0 +1,1 @@
+"""The demo model's language: the grammar that makes its texts, its words and tokenizer, and its training sequences."""
