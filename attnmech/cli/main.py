@@ -48,7 +48,7 @@ from .options import (
     TruncateOption,
     WorkersOption,
 )
-from .outputs import FILES, REPORT, RESULT, TABLE, Outputs, outputs_of
+from .outputs import FILES, FOLLOWS, REPORT, RESULT, TABLE, Outputs, outputs_of
 from .stages import interrupt_in, stages
 from .summaries import (
     drift_rows,
@@ -168,17 +168,22 @@ def report(
     require_one_source(text, file)
     with (
         outputs_of(out, REPORT, overwrite=overwrite, source=file) as outputs,
-        stages("importing torch and transformers", total=4) as step,
+        stages("importing torch and transformers", total=7) as step,
     ):
         from ..model.files.load import load
         from ..pages.limits import MAX_TEXTS
-        from ..pages.report import report as make_report
+        from ..pages.report import reports
+        from ..pages.result import first_page
 
         texts = texts_of(file, column, MAX_TEXTS) or [built_in_paragraph() if text is None else text]
         step("loading and certifying the model")
         hooked = load(model, device=device, dtype=dtype)
         step("decomposing the scores")
-        result = make_report(hooked, texts, target=target_text, start=start)
+        made = reports(hooked, texts, target=target_text, start=start, step=step)
+        first = next(made)
+        for page in outputs.begin(lambda: first_page(first)):
+            step.say(f"{page} opens now; {FOLLOWS}")
+        (result,) = made
         step("writing")
         outputs.write(result.to_frame(), {".html": result.write_html})
     print_summary(report_summary(hooked, result, outputs), rows=rows, as_json=as_json)

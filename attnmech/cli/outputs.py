@@ -29,6 +29,9 @@ REPORT: Final = (".html", *TABLE)
 RESULT: Final = (*REPORT, ".safetensors")
 ATLAS: Final = ("", *REPORT)
 
+FOLLOWS: Final = "the types of heads and the effects of ablations follow."
+"""What a report's first page lacks."""
+
 INDEX: Final = "index.html"
 """The page in a folder."""
 
@@ -51,6 +54,8 @@ class Outputs:
         self.paths, self._overwrite, self._resumable = tuple(paths), overwrite, resumable
         self.place = paths[0].parent / f"{paths[0].name}.journal" if paths else None
         """The path of the journal, if this or another run writes one."""
+        self.early: list[Path] = []
+        """The pages that `begin` wrote."""
 
     @property
     def journal(self) -> Path | None:
@@ -91,6 +96,14 @@ class Outputs:
         existing = [path for path in self.paths if _page_of(path).exists()]
         if existing and not self._overwrite and not journal:
             raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or name another --out.")
+
+    def begin(self, page: Callable[[], str]) -> list[Path]:
+        """Writes the pages early; `write` replaces them."""
+        self.early = [path.resolve() for path in self.paths if path.suffix.lower() == ".html"]
+        for path in self.early:
+            with writing(path) as draft:
+                draft.write_text(page(), encoding="utf-8")
+        return self.early
 
     def write(self, table: "pd.DataFrame", others: Mapping[str, Callable[[Path], object]] | None = None) -> None:
         """Writes all files before replacing any; `others` write files other than tables, by suffix."""
@@ -134,6 +147,8 @@ def outputs_of(
     except BaseException as error:
         if interrupt_in(error) and outputs.place is not None and outputs.place.exists():
             raise KeyboardInterrupt(f"run the same command again to resume from {outputs.place}") from None
+        if interrupt_in(error) and outputs.early:
+            raise KeyboardInterrupt(f"{outputs.early[0]} stays without them") from None
         raise
 
 

@@ -72,5 +72,9 @@ class Stage:
         """Removes the bar."""
         self._bar.stop()
 
+    def say(self, line: str) -> None:
+        """Prints a line that stays, above the bar."""
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def __call__(self, description: str) -> None:
         self._bar.update(self._task, advance=1, description=description)

@@ -102,16 +102,17 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_summary(summary: Summary, *, rows: int, as_json: bool) -> None:
-    """Prints a summary with the first `rows` rows of its table, or as JSON with all rows."""
+    """Prints a summary with the first `rows` rows of its table before the findings, or as JSON with all rows."""
     if as_json:
         print_json(as_object(summary))
         return
     out = console()
-    for line in (repr(summary.model), *summary.findings):
-        out.print(line, soft_wrap=True)
+    out.print(repr(summary.model), soft_wrap=True)
     print_rows(out, summary.table, rows)
     for note in summary.notes:
         out.print(note)
+    for finding in summary.findings:
+        out.print(finding, soft_wrap=True)
     if summary.files:
         print_files(out, summary.files)
 

@@ -479,7 +479,7 @@ function show(changes) {
 /** Shows the sections of the chosen tab and the choices that they follow; on paper, all of them. */
 function showTab() {
   const tab = chosenValue("tab");
-  const isWhole = printing || tab === "all";
+  const isWhole = tab === "all";
   for (const part of allOf("[data-tabs]")) part.hidden = !isWhole && !part.dataset.tabs?.split(" ").includes(tab);
   for (const part of allOf("section[data-tabs]")) part.classList.toggle("not-held", !figuresIn(part).every(isDrawable));
   for (const button of tabs) {

@@ -82,23 +82,27 @@ class Page:
         object.__setattr__(self, "sections", in_page_order(self.sections))
 
 
-def render_page(page: Page, *, reads_files: bool = False) -> str:
+def render_page(page: Page, *, reads_files: bool = False, awaited: str = "") -> str:
     """Returns the whole page as HTML for a UTF-8 file; it opens offline.
 
-    With `reads_files`, its scripts may load further scripts from files beside it.
+    With `reads_files`, its scripts may load further scripts from files beside it. With `awaited`, the page begins with
+    this sentence on what it lacks, and reloads when its file holds a page without one.
     """
     data = _data(page)
     numbers = _json(page, data, _carried([page]))
-    return _document([page], reads_files=reads_files, data=numbers, **_values(page, data))
+    return _document([page], reads_files=reads_files, awaited=awaited, data=numbers, **_values(page, data))
 
 
-def render_parts(parts: Mapping[tuple[int, str], Page], texts: Sequence[str], stacks: Mapping[str, str]) -> str:
+def render_parts(
+    parts: Mapping[tuple[int, str], Page], texts: Sequence[str], stacks: Mapping[str, str], *, awaited: str = ""
+) -> str:
     """Returns one page for several texts or stacks of one model; it shows the first until the reader chooses another.
 
     Args:
         parts: the page of each text and stack, by the text's number and the stack's name.
         texts: the beginning of each text; a single one is not a choice.
         stacks: each stack in words, by its name; a single one is not a choice.
+        awaited: as in `render_page`.
 
     """
     pages, choices = list(parts.values()), []
@@ -111,26 +115,35 @@ def render_parts(parts: Mapping[tuple[int, str], Page], texts: Sequence[str], st
     for (text, stack), page in parts.items():
         chosen = {choice.name: {"text": text, "stack": stack}[choice.name] for choice in choices}
         data = _data(page) | {"part": chosen}
-        values = _values(page, data) | {"parts": choices, "chosen": chosen}
+        values = _values(page, data) | {"parts": choices, "chosen": chosen, "awaited": awaited}
         numbers = Markup('<script type="application/json" id="data">{}</script>').format(_json(page, data, carried))
         bodies.append((text, stack, rendered("explorer.html", **values) + numbers))
     choose = scripts.package_text("parts.js")
-    return _document(pages, choose, bodies=bodies, title=pages[0].title, data="")
+    return _document(pages, choose, awaited=awaited, bodies=bodies, title=pages[0].title, data="")
 
 
-def _document(pages: Sequence[Page], before: str = "", *, reads_files: bool = False, **values: Any) -> str:
+def _document(
+    pages: Sequence[Page], before: str = "", *, reads_files: bool = False, awaited: str = "", **values: Any
+) -> str:
     """The whole document, with style, security policy and scripts; the script `before` runs before page.js."""
     carried, page = _carried(pages), scripts.package_text("page.js")
     boot = "\n".join(filter(None, (scripts.boot(), before, scripts.package_text("theme.js"))))
+    renewal = scripts.package_text("renewal.js")
     return str(
         rendered(
             "page.html",
-            policy=scripts.content_policy(boot, page, *(script.text for script in carried), reads_files=reads_files),
+            policy=scripts.content_policy(
+                *(renewal, boot, page, *(script.text for script in carried)),
+                reads_files=reads_files,
+                reads_itself=bool(awaited),
+            ),
+            awaited=awaited,
             style=Markup(
                 scripts.package_text("page.css")
                 + _mark_colours(any(shown.view is not None and shown.view.crosses for shown in pages))
             ),
             carriers=Markup(scripts.carriers(carried)),
+            renewal=Markup(renewal),
             boot=Markup(boot),
             script=Markup(page),
             explorer=True,

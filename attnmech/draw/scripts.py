@@ -121,16 +121,17 @@ def boot() -> str:
     return package_text("boot.js")
 
 
-def content_policy(*scripts: str, reads_files: bool = False) -> str:
+def content_policy(*scripts: str, reads_files: bool = False, reads_itself: bool = False) -> str:
     """Returns a content security policy under which only these scripts run and nothing is fetched.
 
-    With `reads_files`, scripts that these load run too.
+    With `reads_files`, scripts that these load run too; with `reads_itself`, the page may open its own file in a frame.
     """
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     loaded = " 'strict-dynamic'" if reads_files else ""
+    framed = "frame-src 'self' file:; " if reads_itself else ""
     return (
         f"default-src 'none'; script-src {hashes}{loaded}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"{framed}base-uri 'none'; form-action 'none'"
     )
 
 

@@ -6,6 +6,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from .scripts import package_text
+from .terms import explained
 from .text import printable
 
 _ENVIRONMENT: Final = Environment(
@@ -16,6 +17,7 @@ _ENVIRONMENT: Final = Environment(
     lstrip_blocks=True,
     finalize=lambda value: printable(value) if type(value) is str else value,
 )
+_ENVIRONMENT.filters["explained"] = lambda sentence: explained(printable(sentence))
 
 
 def rendered(template: str, /, **values: Any) -> Markup:

@@ -24,7 +24,6 @@ from ..methods.updates.result import ResidualUpdates
 from ..results.head_page import robust
 from ..runs.effects import HeadEffects
 from ..runs.row_means import RowMeans
-from .start import example_of
 
 T = TypeVar("T")
 
@@ -59,6 +58,8 @@ class HeadFacts(ABC):
     types: HeadTypes | None
     effects: HeadEffects | None
     null: NullAttention | None
+    effects_on: str = ""
+    """The texts on which heads were ablated, in words."""
     nouns: Nouns
 
     @property
@@ -94,15 +95,15 @@ class HeadFacts(ABC):
         return ()
 
     @property
-    def further_headlines(self) -> Sequence["Headline"]:
-        """The findings that only this kind of page has, after the others."""
-        return ()
+    def headlines(self) -> list["Headline"]:
+        """Findings about single heads: the most telling row, the clearest type, the largest clear effect."""
+        findings = (self.telling, self._clearest_type, self._largest_effect)
+        return [headline for headline in findings if headline is not None]
 
     @property
-    def headlines(self) -> list["Headline"]:
-        """Findings about single heads: the largest clear effect, the clearest type, the strongest focus here."""
-        findings = (self._largest_effect, self._clearest_type)
-        return [*(headline for headline in findings if headline is not None), *self.further_headlines]
+    def telling(self) -> "Headline | None":
+        """The finding about the page's text; None on a page about a corpus."""
+        return None
 
     def _order(self, numbers: Sequence[HeadNumber]) -> list[int]:
         """The heads, counted layer by layer: first those of the findings, then those with a clear effect or a type, of
@@ -182,8 +183,13 @@ class HeadFacts(ABC):
     def _sentence(self, layer: int, head: int) -> str:
         kinds, name = self.types_of(layer, head), f"L{layer}H{head}"
         if kinds:
-            return f"{name} {self._does(layer, head, kinds[0])}."
+            return f"{self._condition}{name} {self._does(layer, head, kinds[0])}."
         return f"{name}: {'no type is claimed' if self.types is not None else 'types were not measured'}."
+
+    @property
+    def _condition(self) -> str:
+        """Where the types of heads were measured."""
+        return "In random repeated text, " if self.types is not None and self.types.generated else ""
 
     def _does(self, layer: int, head: int, kind: str) -> str:
         """What a head of a claimed type does, as the end of a sentence."""
@@ -211,7 +217,7 @@ class HeadFacts(ABC):
     def _type(self, layer: int, head: int) -> str:
         kinds = self.types_of(layer, head)
         if kinds:
-            return "\n".join(f"{kind}: {self._share(layer, head, kind)}" for kind in kinds)
+            return "\n".join(f"{kind}: {self._condition.lower()}{self._share(layer, head, kind)}" for kind in kinds)
         if self.types is None:
             return ""
         return f"{self.types.why_unclaimed(layer, head)} Highest scores: {self.types.top_scores(layer, head)}."
@@ -243,7 +249,8 @@ class HeadFacts(ABC):
     def _effect(self, layer: int, head: int) -> str:
         if self.effects is None or not bool(self.effects.effect[layer, head].isfinite()):
             return ""
-        sentence = f"{self.effects.metric} {signed(float(self.effects.effect[layer, head]), '.3f')} nats"
+        change = signed(float(self.effects.effect[layer, head]), ".3f")
+        sentence = f"{self.effects.metric} {change} nats{self._on_texts}"
         if self._effect_ends is not None and bool(self._effect_ends[0][layer, head].isfinite()):
             low, high = (signed(float(end[layer, head]), ".3f") for end in self._effect_ends)
             doubt = (
@@ -253,6 +260,10 @@ class HeadFacts(ABC):
             sentence += f" (95 % interval, corrected for all heads: {low} to {high}{doubt})"
         verdict = "" if self.null is None else self.null.verdict[layer][head]
         return f"{sentence}\nAttention to the first token: {verdict}" if verdict else sentence
+
+    @property
+    def _on_texts(self) -> str:
+        return f" on {self.effects_on}" if self.effects_on else ""
 
     @cached_property
     def _effect_ends(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -280,21 +291,20 @@ class HeadFacts(ABC):
         swept = int(self.effects.swept.sum())
         return Headline(
             f"Zeroing L{layer}H{head}{kind} {'raises' if value > 0 else 'lowers'} the {self.effects.metric} by "
-            f"{abs(value):.2f} nats (95 % interval, corrected for {counted(swept, noun='head')}"
+            f"{abs(value):.2f} nats{self._on_texts} (95 % interval, corrected for {counted(swept, noun='head')}"
             f": {low:.2f} to {high:.2f}).",
             place,
         )
 
     @property
     def _clearest_type(self) -> "Headline | None":
-        """The head that belongs most clearly to a type, preferably one that does not rest."""
-        example = example_of(self.types, self.layers)
-        if example is None:
+        """The head that belongs most clearly to a type, preferably one that does not rest on one token."""
+        if self.types is None or self.types.example is None or self.types.example[0] not in self.layers:
             return None
-        layer, head, kind = example
-        return Headline(
-            f"In repeated random text, L{layer}H{head} gives {self._share(layer, head, kind)}.", (layer, head)
-        )
+        layer, head = self.types.example
+        kinds = self.types.types_of(layer, head)
+        kind = next((kind for kind in kinds if kind not in RESTING), kinds[0])
+        return Headline(f"{self._condition}L{layer}H{head} gives {self._share(layer, head, kind)}.", (layer, head))
 
 
 _TARGETS: Final = {
@@ -323,7 +333,7 @@ def furthest(numbers: Sequence[HeadNumber]) -> list[list[str]]:
     def of_head(layer: int, head: int) -> str:
         order = scores[:, layer, head].argsort(descending=True, stable=True)[:FURTHEST].tolist()
         lines = (
-            f"{numbers[at].label}: {float(values[at][layer, head]):.3g} (median {medians[at]:.3g})"
+            f"{numbers[at].name.replace('_', ' ')}: {float(values[at][layer, head]):.3g} (median {medians[at]:.3g})"
             for at in order
             if scores[at, layer, head] > 0
         )

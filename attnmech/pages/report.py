@@ -1,6 +1,6 @@
 """Builds the report of one input: runs the model, and decides how much of the result the page shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ from ..basics.public import public
 from ..batch import Batch
 from ..demo.about import notes as notes_on_demo
 from ..errors import InputError
-from ..methods.head_types.head_types import HeadTypes
 from ..methods.scores.decompose_scores import decompose_scores
 from ..model.inputs.encoder import Inputs
 from ..model.inputs.lengths import warn_of_batch
@@ -23,7 +22,7 @@ from ..model.stack.stack import Stack
 from ..results.mean_qk import MeanQK
 from . import limits
 from .calls import ReportInputs, calls_of
-from .measures import Measured, last_pass, sources_of, streamed, sweeps, types_of
+from .measures import last_pass, on_text, sources_of, streamed, sweeps, types_of
 from .result import Report
 from .senses import nouns_of, sense_section
 
@@ -69,6 +68,23 @@ def report(
             sum of their terms.
         InputError: for more than 12 texts, a text that does not fit the model, or a `start` beyond a text's end.
     """
+    *_, whole = reports(model, inputs, centre=centre, target=target, start=start, bos=bos)
+    return whole
+
+
+def reports(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    centre: Literal["auto", "mean"] | MeanQK | None = "auto",
+    target: str | Sequence[str] | None = None,
+    start: int = 0,
+    bos: bool | None = None,
+    step: Callable[[str], None] = lambda _: None,
+) -> Iterator[Report]:
+    """Makes the report without types and ablations, which take longest, and then with them; `step` is told what is
+    measured next.
+    """
     require_model(model)
     batch = model.encoded(inputs, bos=bos, target=target)
     count = len(batch.ids)
@@ -97,7 +113,7 @@ def report(
             f"a report shows at most {limits.MAX_POSITIONS} patches or frames; got {longest}. Use am.attention_focus, "
             'or model.run(..., points=["pattern"]).show("pattern", layer=0, head=0).'
         )
-    notes, of_types = list[str](), {stack.label: list[str]() for stack in stacks}
+    notes = list[str]()
     if len(stacks) < len(model.stacks):
         notes.append(
             f"The encoder's attention is omitted: a page shows at most {limits.MAX_POSITIONS} patches or frames, and "
@@ -105,7 +121,6 @@ def report(
         )
     texts = [_cut(model, batch if count == 1 else batch.alone(number), start) for number in range(count)]
     warn_of_batch(max((text.batch for text in texts), key=lambda text: text.ids.shape[1]), model.trained_length)
-    types = {stack.label: types_of(model, stack, of_types[stack.label]) for stack in stacks}
     made = _Made(
         model=model,
         texts=texts,
@@ -120,16 +135,37 @@ def report(
             for number, text in enumerate(texts)
         ],
         certificate=certificate_of(model),
-        types=types,
-        measured=sweeps(model, [text.batch for text in texts], types.get(stacks[0].label), notes),
-        notes={stack: [*notes, *lines] for stack, lines in of_types.items()},
+        notes=notes,
         centre=centre,
     )
     by_text = [[_of_stack(made, stack, number) for stack in stacks] for number in range(count)]
-    reports: list[Report] = [
-        replace(report, others={other.stack: other for other in others}) for report, *others in by_text
-    ]
-    return replace(reports[0], further=tuple(reports[1:]))
+    yield _joined(by_text)
+    step("measuring the types of heads")
+    of_types: dict[str, list[str]] = {stack.label: [] for stack in stacks}
+    types = {stack.label: types_of(model, stack, of_types[stack.label]) for stack in stacks}
+    more = list[str]()
+    measured = sweeps(model, [text.batch for text in texts], types[stacks[0].label], more, step)
+    yield _joined(
+        [
+            [
+                replace(
+                    report,
+                    types=types[stack.label],
+                    on_text="" if types[stack.label] is None else on_text(model, text.batch, stack),
+                    measured=measured,
+                    notes=(*report.notes, *more, *of_types[stack.label]),
+                )
+                for stack, report in zip(stacks, of_text, strict=True)
+            ]
+            for text, of_text in zip(texts, by_text, strict=True)
+        ]
+    )
+
+
+def _joined(by_text: Sequence[Sequence[Report]]) -> Report:
+    """The report of the first text, with those of its other stacks and of the other texts."""
+    first, *further = (replace(report, others={other.stack: other for other in others}) for report, *others in by_text)
+    return replace(first, further=tuple(further))
 
 
 @dataclass(frozen=True)
@@ -153,11 +189,8 @@ class _Made:
     texts: Sequence[_Text]
     calls: Sequence[ReportInputs]
     certificate: Certificate
-    types: Mapping[str, HeadTypes | None]
-    """The head types of each stack."""
-    measured: tuple[Measured, ...]
-    notes: Mapping[str, Sequence[str]]
-    """What the page omits of each stack, on every text."""
+    notes: Sequence[str]
+    """What the page omits, on every text and stack."""
     centre: Literal["auto", "mean"] | MeanQK | None
 
 
@@ -200,8 +233,8 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Ba
 
 def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
     """Builds the report of one text on one of the model's stacks."""
-    model, batch, centre, types = made.model, made.texts[number].batch, made.centre, made.types[shown.label]
-    notes = [*made.texts[number].notes, *made.notes[shown.label]]
+    model, batch, centre = made.model, made.texts[number].batch, made.centre
+    notes = [*made.texts[number].notes, *made.notes]
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
     pages = len(model.stacks) * len(made.texts)
     fits = max(1, limits.MAX_CELLS // (pages * shown.n_heads * queries.ids.shape[1] * keys.ids.shape[1]))
@@ -220,7 +253,7 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
-    focus, updates, paths, on_text = streamed(model, batch, shown, notes, nouns=nouns, with_types=types is not None)
+    focus, updates, paths = streamed(model, batch, shown, notes, nouns=nouns)
     if model.edited:
         notes.append(f"Hooks were active at {', '.join(model.edited)}: the numbers describe the edited model.")
     sources = sources_of(model, batch, layers, notes)
@@ -237,9 +270,6 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         updates=updates,
         certificate=made.certificate,
         notes=tuple(notes),
-        types=types,
-        on_text="" if on_text is None else on_text.on_text(),
-        measured=made.measured,
         sources=sources,
         special=special,
         key_special=key_special if shown.label == "cross" else (),

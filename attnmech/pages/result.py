@@ -30,7 +30,6 @@ from ..model.parts.certificate import Certificate
 from ..runs.effects import HeadEffects
 from . import limits
 from .measures import Measured
-from .start import row_of
 from .text_heads import TextHeads
 from .tokens import TokenPaths
 
@@ -44,6 +43,10 @@ STACK_WORDS: Final = {
 
 UNTRUSTED: Final = "Trust the notebook, or run its cell, to see the page."
 """What a notebook that is not trusted shows in place of the page."""
+
+AWAITED: Final = (
+    "The types of heads and the effects of ablations are still being measured. This page reloads when they are here."
+)
 
 MOST_OF_TEXT: Final = 40
 """The reader chooses a text by this many of its characters."""
@@ -74,12 +77,6 @@ class Report(WritesHtml):
     certificate: Certificate
     notes: tuple[str, ...]
     """Notes on what the page omits, with reasons."""
-    types: HeadTypes | None
-    """The model's head types, measured on random tokens; None if measuring them would take minutes."""
-    on_text: str
-    """How heads attend to this text's delimiters: a description, not a claim."""
-    measured: tuple[Measured, ...]
-    """The results of ablations on all texts of the page and on further texts of the demo model's language."""
     sources: SourceDecomposition | None
     """Which upstream writers make each head attend where it does."""
     special: tuple[bool, ...]
@@ -94,6 +91,12 @@ class Report(WritesHtml):
     """How each token changes."""
     value_norms: Float[Tensor, "layer head key"] | None
     """‖(x_j W_V + b_V) W_O‖ of each key in each head; None if a gate is between attention and W_O."""
+    types: HeadTypes | None = None
+    """The model's head types, measured on random tokens; None if measuring them would take minutes."""
+    on_text: str = ""
+    """How heads attend to this text's delimiters: a description, not a claim."""
+    measured: tuple[Measured, ...] = ()
+    """The results of ablations on all texts of the page and, with the demo model, on built-in texts."""
     sense: Section | None = None
     """The section with the image or the recording itself, under the attention of a row."""
     nouns: Nouns = TEXT
@@ -146,8 +149,12 @@ class Report(WritesHtml):
     @returns_page
     def to_html(self) -> str:
         """Returns the page, one file that opens offline; with several texts or stacks, the reader chooses one."""
+        return self._html()
+
+    def _html(self, awaited: str = "") -> str:
+        """The page; with a sentence on what it lacks, it reloads when its file holds another page."""
         if not self.others and not self.further:
-            return render_page(self._page())
+            return render_page(self._page(), awaited=awaited)
         count = len(self.texts) * len(self._stacks)
         parts = {
             (number, stack): replace(report._page(count), title=self._title)
@@ -155,7 +162,7 @@ class Report(WritesHtml):
             for stack, report in text._stacks.items()
         }
         beginnings = [text._beginning(number) for number, text in enumerate(self.texts)]
-        return render_parts(parts, beginnings, self._stack_words)
+        return render_parts(parts, beginnings, self._stack_words, awaited=awaited)
 
     @property
     def _title(self) -> str:
@@ -208,11 +215,9 @@ class Report(WritesHtml):
         )
         provenance = self.scores.provenance
         facts = self._head_facts(view)
-        headlines, start = facts.headlines, tuple[int, ...]()
-        if headlines:
-            layer, head = headlines[0].place
-            start = layer, head, row_of(facts.types_of(layer, head), view, layer, head)
-        shown = facts.page
+        headlines, first, shown = facts.headlines, facts.rows.first, facts.page
+        query = len(view.tokens) - 1 if first is None else first[2].query
+        start = (*headlines[0].place, query) if headlines else ()
         headline, *more = [finding.sentence for finding in headlines] or [self.lead]
         return Page(
             title=self._title,
@@ -246,6 +251,7 @@ class Report(WritesHtml):
             types=self.types,
             effects=self.effects,
             null=self.null,
+            effects_on=next((part.on for part in self.measured), ""),
             nouns=self.nouns,
         )
 
@@ -375,6 +381,11 @@ class Report(WritesHtml):
                 "see the checks below",
             ),
         ]
+
+
+def first_page(report: Report) -> str:
+    """The page of a report whose types and ablations are still being measured."""
+    return report._html(AWAITED)
 
 
 def _expected(view: View) -> Section:

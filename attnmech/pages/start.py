@@ -1,58 +1,120 @@
-"""Chooses the head and the row that a page shows first."""
+"""Finds the row of attention that tells most about each head on one text, and the head that a page shows first."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32
 
-from ..draw.ledger import widest_row
+from ..basics.nouns import TEXT
 from ..draw.numbers import ScoreNumbers
+from ..draw.text import isolated, percent, visible_token
 from ..methods.head_types.formulas import targets
-from ..methods.head_types.head_types import RESTING, HeadTypes
+
+HALF: Final = 0.5
+"""A row is told of a head if one key receives at least this share of its attention."""
+
+ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
-def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int, str] | None:
-    """Returns the layer and head that belong most clearly to a type, and that type; None if the layers shown have no
-    typed head.
+@dataclass(frozen=True)
+class TellingRow:
+    """A row of attention and the key that receives most of it."""
+
+    query: int
+    key: int
+    share: float
+    sentence: str
+    """From which token to which, with the share, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class TellingRows:
+    """The row of each head, and of all heads, that gives one key the most attention.
+
+    A key counts if it is a word other than the first token, the row's own and its neighbours, in a row of a word. A key
+    that is an earlier copy of the row's token, or follows one, comes before all others if it receives half of the row.
     """
-    if types is None or types.example is None or types.example[0] not in layers:
-        return None
-    kinds = types.types_of(*types.example)
-    # Heads that rest on one token are shown first only if there is no other head.
-    return *types.example, next((kind for kind in kinds if kind not in RESTING), kinds[0])
+
+    view: ScoreNumbers
+
+    def of_head(self, layer: int, head: int) -> TellingRow | None:
+        """The row of one of the layers shown, by its place; None if no key receives half of a row."""
+        row = self._row(self.view.pattern[layer, head])
+        return row if row is not None and row.share >= HALF else None
+
+    @property
+    def first(self) -> tuple[int, int, TellingRow] | None:
+        """The place of a layer, the head, and the row that the page shows first; None if no key of any row counts."""
+        pattern = self.view.pattern
+        heads = pattern.reshape(-1, *pattern.shape[2:])
+        row = self._row(heads.max(axis=0))
+        if row is None:
+            return None
+        return *divmod(int(heads[:, row.query, row.key].argmax()), pattern.shape[1]), row
+
+    def _row(self, pattern: Float32[np.ndarray, "query key"]) -> TellingRow | None:
+        copied, counted = (np.where(keys, pattern, 0.0) for keys in (self._copied, self._counted))
+        shares = copied if copied.max(initial=0.0) >= HALF else counted
+        if not shares.max(initial=0.0) > 0:
+            return None
+        query, key = map(int, np.unravel_index(shares.argmax(), shares.shape))
+        share = float(shares[query, key])
+        return TellingRow(query, key, share, f"{self._told(query, key)}: {percent(share, 0)}")
+
+    def _told(self, query: int, key: int) -> str:
+        view = self.view
+        words = f"from {_named(view.tokens, query)} to {_named(view.key_tokens, key)}"
+        if view.crosses:
+            return f"{words} of the {view.nouns.key_text}"
+        follows = self._copied[query, key] and view.tokens[key - 1] == view.tokens[query] != view.tokens[key]
+        return f"{words}, the {view.nouns.token} after {_named(view.tokens, key - 1)}" if follows else words
+
+    @cached_property
+    def _counted(self) -> Bool[np.ndarray, "query key"]:
+        """The keys that count in each row."""
+        view = self.view
+        keys = self._words(view.key_tokens, view.key_special if view.crosses else view.special)
+        if view.crosses:
+            return np.broadcast_to(keys, view.pattern.shape[2:])
+        keys[0] = False
+        distance = np.abs(np.subtract.outer(np.arange(len(keys)), np.arange(len(keys))))
+        counted: Bool[np.ndarray, "query key"] = self._words(view.tokens, view.special)[:, None] & keys & (distance > 1)
+        return counted
+
+    @cached_property
+    def _copied(self) -> Bool[np.ndarray, "query key"]:
+        """The keys that count and are earlier copies of the row's token, or follow one."""
+        view = self.view
+        if view.crosses or view.nouns.text != TEXT.text:
+            return np.zeros(view.pattern.shape[2:], dtype=bool)
+        length = len(view.tokens)
+        _, ids = np.unique(np.array(view.tokens, dtype=object).astype(str), return_inverse=True)
+        causal = not np.triu(view.pattern, 1).any()
+        first = torch.arange(length)[None] == 0
+        kinds = targets(torch.from_numpy(ids)[None], first, {}, range(length), length, causal=causal)
+        copied: Bool[np.ndarray, "query key"] = (kinds["duplicate"] | kinds["induction"])[0].numpy() & self._counted
+        return copied
+
+    def _words(self, tokens: tuple[str, ...], special: tuple[bool, ...]) -> Bool[np.ndarray, " position"]:
+        """The positions with a letter or a digit that are not special tokens; in an image or a recording, all."""
+        words: Bool[np.ndarray, " position"] = ~np.array(special or [False] * len(tokens))
+        if self.view.nouns.text == TEXT.text:
+            words &= np.array([any(map(str.isalnum, token)) for token in tokens])
+        return words
 
 
-def row_of(types: Sequence[str], view: ScoreNumbers, layer: int, head: int) -> int:
-    """The row of a head that a page shows first.
+def _named(tokens: tuple[str, ...], position: int) -> str:
+    """A token in quotation marks and, if the text has it more than once, which of them it is.
 
-    For a head with a type, take the rows whose attention to keys of that type exceeds uniform attention at least half
-    as much as in any row; this is the one whose scores differ most. Types of heads that rest on one token come last.
-    For a head without a type, it is the row with the highest attention to another token.
+    >>> tokens = ("<s>", "Tom", " saw", " Tom", " run")
+    >>> _named(tokens, 3), _named(tokens, 2)
+    ('the second “Tom”', '“saw”')
     """
-    scores = view.scores[view.layers.index(layer), head]
-    pattern = view.pattern[view.layers.index(layer), head]
-    uniform = (pattern > 0) / np.maximum(1, (pattern > 0).sum(axis=1, keepdims=True))
-    for kind in sorted(types, key=lambda kind: kind in RESTING):
-        target = _targets(view.tokens, kind, causal=not np.triu(view.pattern, 1).any())
-        above = ((pattern - uniform) * target)[1:].sum(axis=1)
-        if above.size and above.max() > 0:
-            return widest_row(scores, pattern, [1 + int(row) for row in np.flatnonzero(above >= above.max() / 2)])
-    return _looking_elsewhere(pattern)
-
-
-def _looking_elsewhere(pattern: Float32[np.ndarray, "query key"]) -> int:
-    """Returns the row with the highest attention to a token that is neither the first nor the row's own."""
-    elsewhere = pattern.copy()
-    elsewhere[:, 0] = 0
-    np.fill_diagonal(elsewhere, 0)
-    return int(elsewhere.max(axis=1).argmax())
-
-
-def _targets(tokens: Sequence[str], kind: str, *, causal: bool) -> Bool[np.ndarray, "query key"]:
-    """The keys to which a type of head attends, in a text that is shown from its first token on."""
-    length = len(tokens)
-    _, ids = np.unique(np.array(tokens, dtype=object).astype(str), return_inverse=True)
-    first = torch.arange(length)[None] == 0
-    by_kind = targets(torch.from_numpy(ids)[None], first, {}, range(length), length, causal=causal)
-    return by_kind[kind][0].numpy() if kind in by_kind else np.zeros((length, length), dtype=bool)
+    texts = [visible_token(token).removeprefix("·") or "·" for token in tokens]
+    shown, number = f"“{isolated(texts[position])}”", texts[:position].count(texts[position])
+    if texts.count(texts[position]) == 1:
+        return shown
+    return f"the {ORDINALS[number]} {shown}" if number < len(ORDINALS) else f"{shown} ({position})"

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
+from ..basics.messages import capitalised
 from ..draw.heads import HeadNumber
 from ..draw.numbers import ScoreNumbers
 from ..draw.text import percent
 from ..methods.scores.decompose_scores import ScoreDecomposition
 from .heads import HeadFacts, Headline, furthest
+from .start import TellingRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +26,9 @@ class TextHeads(HeadFacts):
 
     def _card(self) -> Mapping[str, Sequence[Sequence[str]]]:
         return {
+            f"On this {self.nouns.text}": self.each(self._here),
             "Type": self.each(self._type),
             "Clearest example": self.each(self._example),
-            f"On this {self.nouns.text}": self.each(self._here),
             "Furthest from the median head": furthest(self.compared) or self.each(lambda layer, head: ""),
             "Heads that attend alike": self._named_alike(most_alike(self.view.pattern)),
             "Without it": self.each(self._effect),
@@ -37,31 +40,29 @@ class TextHeads(HeadFacts):
         return self.scores.head_numbers(self.view)
 
     def _here(self, layer: int, head: int) -> str:
-        """The keys that the head attends to most on this text, over its rows."""
-        pattern = self.view.pattern[self.layers.index(layer), head]
+        """The head's most telling row, and the keys that it attends to most over all rows."""
+        place = self.layers.index(layer)
+        pattern, row = self.view.pattern[place, head], self.rows.of_head(place, head)
         if len(pattern) < 2:
             return ""
         mass = pattern[1:].mean(axis=0)
         top = np.argsort(-mass, kind="stable")[:3]
         parts = [f"{percent(float(mass[key]), 0)} to {self.view.named_key(int(key))}" for key in top if mass[key] > 0]
-        return f"Mean attention: {', '.join(parts)}."
+        mean = f"Mean attention: {', '.join(parts)}."
+        return mean if row is None else f"{capitalised(row.sentence)}.\n{mean}"
+
+    @cached_property
+    def rows(self) -> TellingRows:
+        """The rows of attention that tell most of heads."""
+        return TellingRows(self.view)
 
     @property
-    def further_headlines(self) -> list[Headline]:
-        """The head that attends most to one kind of key on this text, without a claim beyond it."""
-        names = {
-            "first_mass": self.nouns.first,
-            "previous_mass": f"{self.nouns.token} before",
-            "self_mass": f"{self.nouns.token} itself",
-        }
-        masses = {name: np.nan_to_num(self._array(getattr(self.focus, name))) for name in names}
-        name = max(masses, key=lambda name: masses[name].max())
-        row, head = np.unravel_index(masses[name].argmax(), masses[name].shape)
-        if not masses[name][row, head] > 0:
-            return []
-        where, share = f"L{self.layers[row]}H{head}", percent(float(masses[name][row, head]), 0)
-        sentence = f"On this {self.nouns.text}, {where} gives {share} of its attention to the {names[name]}."
-        return [Headline(sentence, (self.layers[row], int(head)))]
+    def telling(self) -> Headline | None:
+        if self.rows.first is None:
+            return None
+        place, head, row = self.rows.first
+        sentence = f"On this {self.nouns.text}, L{self.layers[place]}H{head} attends {row.sentence}."
+        return Headline(sentence, (self.layers[place], head))
 
 
 def most_alike(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "head_of_all head_of_all"]:

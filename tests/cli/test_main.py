@@ -22,8 +22,10 @@ from schemas import are_sentences, schema
 
 import attnmech as am
 from attnmech.cli import main as cli
+from attnmech.cli.outputs import FOLLOWS
 from attnmech.cli.terminal import KEYS
 from attnmech.errors import ExactnessError
+from attnmech.pages.result import AWAITED
 from attnmech.runs.engine import Texts
 from attnmech.runs.stream import Streaming
 
@@ -381,9 +383,13 @@ def test_an_interrupted_run_leaves_what_was_there_and_resumes(
         patched.setattr(owner, name, stopping)
         ended = attnmech(*arguments)
     assert ended.status == 130
-    assert_stopped(out, ended.err, {corpus, out}, resumes=command != "report")
-    if command != "report":
-        assert_resumes(attnmech, corpus, out, arguments)
+    if command == "report":
+        page = out.with_suffix(".html")
+        assert AWAITED in page.read_text("utf-8") and out.read_text() == "of an earlier run"
+        assert ended.err.splitlines() == [f"{page} opens now; {FOLLOWS}", f"interrupted; {page} stays without them"]
+        return
+    assert_stopped(out, ended.err, {corpus, out})
+    assert_resumes(attnmech, corpus, out, arguments)
 
 
 def test_ctrl_c(attnmech: Command, tmp_path: Path, corpus: Path) -> None:
@@ -399,7 +405,7 @@ def test_ctrl_c(attnmech: Command, tmp_path: Path, corpus: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert_stopped(out, said, {corpus, out, ready}, resumes=True)
+    assert_stopped(out, said, {corpus, out, ready})
     assert_resumes(attnmech, corpus, out, arguments)
 
 
@@ -444,13 +450,13 @@ def test_ctrl_c_during_the_import_of_the_package_is_the_users(tmp_path: Path) ->
     assert (ended.stdout, ended.stderr) == ("caught\n", "")
 
 
-def assert_stopped(out: Path, said: str, files: set[Path], *, resumes: bool) -> None:
+def assert_stopped(out: Path, said: str, files: set[Path]) -> None:
     """Existing files are unchanged; the run says that it was interrupted, and how to resume it."""
     assert out.read_text() == "of an earlier run"
     journal = out.with_name("heads.csv.journal")
-    assert set(out.parent.iterdir()) == files | ({journal} if resumes else set())
-    resume = f"; run the same command again to resume from {journal}" if resumes else ""
-    assert [line for line in said.splitlines() if line.strip()] == [f"interrupted{resume}"]
+    assert set(out.parent.iterdir()) == files | {journal}
+    resume = f"run the same command again to resume from {journal}"
+    assert [line for line in said.splitlines() if line.strip()] == [f"interrupted; {resume}"]
 
 
 def assert_resumes(attnmech: Command, corpus: Path, out: Path, arguments: list[Any]) -> None:

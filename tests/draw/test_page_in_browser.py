@@ -496,10 +496,12 @@ def blank(page: Any) -> list[str]:
     )
 
 
-def test_a_page_printed_at_once_has_every_figure(
+def test_of_all_tabs_a_page_printed_at_once_has_every_figure(
     chromium: Any, full_page_html: str, view: ScoreNumbers, tmp_path: Path
 ) -> None:
-    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
+    with opening(
+        chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]", address="#tab=all"
+    ) as page:
         page.evaluate(
             """addEventListener("afterprint", () => {
                  window.edges = document.querySelectorAll("#token-graph path").length;
@@ -512,7 +514,18 @@ def test_a_page_printed_at_once_has_every_figure(
         assert printed.keys() == {"model-view", "sentence-view", "token-graph", "expected-tokens"}
         assert all(printed.values()), printed
         assert page.evaluate("window.edges") == 2 * (view.pattern[0, 0] >= 0.1).sum()
-        assert widths_beyond(page) == [0]
+        assert set(widths_beyond(page)) == {0}
+
+
+def test_the_chosen_tab_is_printed(chromium: Any, full_page_html: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    with opening(chromium, full_page_html, path, address="#tab=why", ready="html[data-ready]") as page:
+        page.emulate_media(media="print")
+        page.wait_for_selector("html.printing")
+        shown = page.locator("section[data-tabs]").evaluate_all(
+            "all => all.filter(one => !one.hidden).map(one => one.dataset.tabs)"
+        )
+        assert shown and set(shown) == {"why"}
 
 
 def test_print_media_show_every_figure_and_no_bars(chromium: Any, full_page_html: str, tmp_path: Path) -> None:

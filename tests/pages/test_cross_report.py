@@ -1,6 +1,7 @@
 """The pages on cross-attention: figures 1 to 3 over two texts, and the report of a model with three stacks."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from attnmech.cli.main import app
 from attnmech.draw.numbers import row_sentences
 from attnmech.draw.style import marks_of
 from attnmech.errors import InputError
+from attnmech.pages.start import TellingRows
 
 HOSTILE = ("<img/src=x/onerror=window.owned=1>", "</script><script>window.owned=1</script>")
 WORDS = ("[PAD]", "[UNK]", "</s>", "the", "old", "sea", "is", "here", "le", "vieux", "mer", *HOSTILE)
@@ -64,6 +66,15 @@ def transformer() -> am.HookedModel:
 def own_example() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(1, 7, 12, generator=generator), torch.randn(1, 5, 12, generator=generator)
+
+
+def test_in_cross_attention_every_key_that_is_a_word_counts() -> None:
+    report = reported().others["cross"]
+    view = report.scores.numbers(pattern=report.pattern)
+    first = TellingRows(replace(view, key_special=report.key_special)).first
+    words = np.array([any(map(str.isalnum, key)) for key in view.keys]) & ~np.array(report.key_special)
+    assert first is not None and first[2].share == pytest.approx(view.pattern[..., words].max())
+    assert f" of the {view.nouns.key_text}: " in first[2].sentence
 
 
 @pytest.mark.parametrize("text", [0, 1])
