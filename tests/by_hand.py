@@ -116,7 +116,7 @@ def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor],
     else:
         path = plan.mlp_out if point == "mlp_out" else plan.attn_out or plan.out
         assert path is not None
-        handle = submodule(block, path).register_forward_hook(lambda module, args, output: change(output.clone()))
+        handle = submodule(block, path).register_forward_hook(at_end)
     try:
         yield
     finally:

@@ -1,16 +1,22 @@
 """Public calls raise `InputError` for wrong arguments; an argument has the same meaning and position in all of them."""
 
 import inspect
+import pydoc
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any, Final
 
+import models
 import pytest
+import transformers
 from test_docstrings import CALLS, FUNCTIONS
 
 import attnmech as am
+from attnmech.basics.messages import warn_user
 from attnmech.basics.public import public
+from attnmech.basics.signatures import as_written
 from attnmech.errors import InputError
 
 
@@ -176,3 +182,93 @@ def test_arguments_have_one_order_everywhere(kind: Any) -> None:
         for one, other in combinations(names, 2):
             assert (other, one) not in first, (call, first[other, one], one, other)
             first[one, other] = call
+
+
+# -- how signatures read ---------------------------------------------------------------------------------------
+
+
+FUNCTIONS_OF_THE_PACKAGE = [name for name in am.__all__ if inspect.isfunction(getattr(am, name))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS_OF_THE_PACKAGE)
+def test_the_signature_of_a_public_function_fits_a_page(name: str) -> None:
+    text = str(inspect.signature(getattr(am, name)))
+    assert max(map(len, text.splitlines())) < 100
+    assert "collections.abc" not in text and "Unpack" not in text
+
+
+def test_the_signatures_of_a_results_methods_fit_a_page() -> None:
+    checked = 0
+    for name in am.results.__all__:
+        for method, function in inspect.getmembers(getattr(am.results, name), inspect.isfunction):
+            if not method.startswith("_") and function.__module__.startswith("attnmech."):
+                text = str(inspect.signature(function))
+                assert max(map(len, text.splitlines())) < 100 and "collections.abc" not in text, (name, method)
+                checked += 1
+    assert checked > 200
+
+
+def test_what_help_prints_first() -> None:
+    printed = pydoc.render_doc(am.ablate_heads, renderer=pydoc.plaintext).splitlines()
+    assert printed[2:6] == [
+        "ablate_heads(",
+        "    model: HookedModel,",
+        "    inputs: Inputs | Iterable[Inputs],",
+        "    heads: Heads = 'all',",
+    ]
+    assert printed[15] == "    **options: SweepOptions,"
+    assert printed[16] == ") -> HeadEffects"
+
+
+def test_a_bound_method_leaves_out_self() -> None:
+    assert str(inspect.signature(am.HookedModel.check_heads)).startswith("(\n    self,\n    heads:")
+    bound = inspect.signature(am.Intervention.attend)
+    assert str(bound).startswith("(\n    heads: Heads,\n    to: Literal['uniform', 'self', 'first'],\n    *,")
+
+
+def test_annotations_stay_what_they_are() -> None:
+    def doubled(value: "int | list[int]", *more: int, times: "float" = 2.0) -> "list[Any]":
+        return [value, more, times]
+
+    before = inspect.signature(doubled)
+    written = inspect.signature(as_written(doubled))
+    assert [parameter.annotation for parameter in written.parameters.values()] == [
+        parameter.annotation for parameter in before.parameters.values()
+    ]
+    assert written.return_annotation == before.return_annotation
+    assert written.bind(1, times=3.0).kwargs == {"times": 3.0}
+    assert str(written) == "(value: int | list[int], *more: int, times: float = 2.0) -> list[Any]"
+
+
+def test_a_function_without_source_keeps_its_signature() -> None:
+    made: dict[str, Any] = {}
+    exec("def made(value, *, key=1): ...", made)
+    assert str(inspect.signature(as_written(made["made"]))) == "(value, *, key=1)"
+
+
+# -- messages --------------------------------------------------------------------------------------------------
+
+
+def test_a_warning_points_at_the_line_outside_the_package() -> None:
+    within: dict[str, Any] = {"__name__": "attnmech.runs.deep", "warn": warn_user.__wrapped__}  # type: ignore[attr-defined]
+    exec("def inner(): warn('Mind the gap.', FutureWarning)\ndef call(): inner()", within)
+    with pytest.warns(FutureWarning, match="Mind the gap") as record:
+        within["call"]()
+    assert record[0].filename == __file__
+
+
+def test_one_thing_is_singular() -> None:
+    config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=32, vocab_size=40)
+    model, ids = (
+        am.load(transformers.GPT2LMHeadModel(config)),
+        models.token_ids("gpt2", batch=1, length=7).clamp(max=39),
+    )
+    results = (
+        am.attention_focus(model, ids), am.residual_updates(model, ids), am.null_attention(model, ids),
+        am.ablate_heads(model, ids), am.head_importance(model, ids), am.examples(model, ids), am.head_types(model, ids),
+        am.odd_heads(model, ids), am.prune_heads(model, ids), am.joint_embedding(model, ids),
+        am.trajectory([model, model], lambda model: am.attention_focus(model, ids)),
+        am.compare(model, model, ids, am.attention_focus),
+    )  # fmt: skip
+    sentences = [repr(model), *map(repr, results), *(result.lead for result in results)]
+    assert [text for text in sentences if re.search(r"\b1 (heads|layers|texts|tokens|measurements)\b", text)] == []

@@ -1,10 +1,11 @@
-"""Tables and sentences in terminals of any width and any encoding, and in pipes."""
+"""Tables and sentences in terminals of any width and encoding, and in pipes; they name the command's own options."""
 
 import io
 import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pandas as pd
@@ -13,6 +14,7 @@ from rich.cells import cell_len
 
 from attnmech.__main__ import main
 from attnmech.cli import terminal
+from attnmech.cli.wording import as_options
 
 WIDE: Final = pd.DataFrame(
     {
@@ -68,3 +70,32 @@ def test_a_terminal_without_unicode(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     table = printed()
     assert "4 layers x 8 heads" in table and re.search(r"\s-\d", table) and "?" not in table
     assert "4 layers × 8 heads" in json.loads(printed("--overwrite", "--json"))["model"]
+
+
+# -- wording ---------------------------------------------------------------------------------------------------
+
+
+OPTIONS = [
+    SimpleNamespace(name=name, opts=opts)
+    for name, opts in (
+        ("truncate", ["--truncate"]), ("dtype", ["--dtype"]), ("device", ["--device"]), ("k", ["-k"]),
+        ("file", ["--file", "-f"]), ("target_text", ["--target-text"]),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("give truncate=True to cut it", "give --truncate to cut it"),
+        ('in 16 bits (dtype="bfloat16") or device="cpu".', "in 16 bits (--dtype bfloat16) or --device cpu."),
+        ("Try dtype=torch.float32.", "Try --dtype float32."),
+        ("`k` must be at most 47", "-k must be at most 47"),
+        ("dtype must be a floating-point type", "--dtype must be a floating-point type"),
+        ("give `inputs`; `target` must have one text", "give --file; --target-text must have one text"),
+        ('am.load(model, device="cpu") and `heads`', 'am.load(model, device="cpu") and `heads`'),
+    ],
+)
+def test_arguments_are_named_as_options(message: str, expected: str) -> None:
+    assert as_options(message, OPTIONS) == expected
+    assert as_options(message, []) == message

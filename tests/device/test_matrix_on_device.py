@@ -6,13 +6,20 @@ MPS.
 """
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
+import models
 import pytest
 from comparing import printed_by
 from matrix import CALLS
 from test_examples import example
+
+import attnmech as am
 
 HERE: Final = Path(__file__).parent
 PROCESSES: Final[tuple[tuple[str, dict[str, tuple[str, ...]]], ...]] = (
@@ -83,3 +90,90 @@ def compare(float64: str, calls: dict[str, dict[str, list[str]]], tmp_path: Path
 def test_every_call_is_made_on_a_device(float64: str) -> None:
     missing = set(CALLS).difference(OF_NONE, *shares("gpu", float64).values())
     assert missing == ({"global_attention"} if float64 == "none" else set())
+
+
+# -- the benchmark ---------------------------------------------------------------------------------------------
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+_RUN = f"""
+import os, runpy, sys
+import fake_device
+fake_device.install()
+sys.argv = ["gpu.py", "--device", fake_device.NAME, "--tiny", "--repeats", "1", "--json", sys.argv[1]]
+runpy.run_path({str(BENCHMARKS / "gpu.py")!r}, run_name="__main__")
+sys.stdout.flush()
+os._exit(0)  # torch ends before Python does, and would call back into the device
+"""
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_a_tiny_model_on_the_device(tmp_path: Path) -> None:
+    folders = str(BENCHMARKS), str(Path(__file__).parent), os.environ.get("PYTHONPATH")
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, str(tmp_path / "gpu.json")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
+    differences, *costs = figures["tables"]
+    assert len(differences["rows"]) == 5
+    assert all(float(largest) < 1e-4 for _, largest, _ in differences["rows"])
+    assert {row["contender"] for row in figures["rows"]} > {"attnmech, run", "attnmech, report"}
+    assert all(row["seconds"] > 0 for row in figures["rows"])
+    assert len(costs) == 2
+
+
+# -- tensors elsewhere -----------------------------------------------------------------------------------------
+
+
+MOVED = {
+    f"{what} to a model on {place}"
+    for what in ("ids", "batch", "vectors", "a hook's pattern")
+    for place in ("cpu", "gpu")
+}
+
+
+def test_what_lies_elsewhere_is_moved_or_refused() -> None:
+    answers = dict(printed_by(HERE / "misplaced.py"))
+    assert {name for name, answer in answers.items() if isinstance(answer, float) and answer < 1e-4} == MOVED
+    assert "on the meta device" in answers["half a model"]
+    assert "'gpu' has no float64; use dtype=\"float32\"" in answers["float64"]
+    for name in ("a default device", "a run with a default device"):
+        assert "needs the CPU as torch's default device, and 'gpu" in answers[name]
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(am.errors.InputError, match=r"device 'mps' cannot be used here \(.*\); try \"cpu\""):
+        am.load(models.fresh("gpt2"), device="mps")
+
+
+# -- launches and waits ----------------------------------------------------------------------------------------
+
+
+LAUNCHES = {"run": 1.2, "focus": 3.3, "updates": 3.2}
+"""The maximum of launches, relative to transformers' own forward pass: a tenth more than measured on GPT-2."""
+WAITS = {"run": 4, "focus": 9, "updates": 8}
+"""The padding (twice), the mask, the checks; then the weights, the input (twice), the results, and types of tokens."""
+
+
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+def test_launches_and_waits_are_few_and_the_checks_notice_what_they_notice_on_the_cpu(kind: str) -> None:
+    (found,) = printed_by(HERE / "counts_on_device.py", kind)
+    counts = found["counts"]
+    assert counts["plain"]["launches"] > 300 and counts["plain"]["waits"] == 0
+    for call, most in LAUNCHES.items():
+        assert counts[call]["launches"] <= most * counts["plain"]["launches"], (call, counts)
+        assert counts[call]["waits"] <= WAITS[call], (call, counts)
+        assert counts[call]["checks"] == 1, (call, counts)
+    before, changed, undone = found["hashes"]
+    assert before == undone != changed
+    for fault, sentence in (
+        ("doubled_z", "layer 2, token 9 .*attn_raw = Σ_h z W_O"),
+        ("changed_values", "layer 1, token 9 .*z = pattern v"),
+        ("leaking_rows", "layer 0, token 0 .*a row of the pattern sums to 1"),
+    ):
+        on_cpu, on_device = found["errors"][fault]
+        assert on_device == on_cpu
+        assert re.search(sentence, on_device), on_device

@@ -672,25 +672,6 @@ def test_sentences_name_heads_quote_tokens_and_write_minus_in_one_way(opened_ful
     assert "L2H1" in shown and "−" in shown and "“" in shown
 
 
-def test_the_views_follow_the_chosen_query_back_to_the_first_one(opened: Any) -> None:
-    """The page begins with query 6; the views pin no row before the reader selects one."""
-
-    def pinned() -> list[str]:
-        read = "all => all.filter(one => one.ariaPressed === 'true').map(one => one.textContent)"
-        return list(opened.eval_on_selector_all(".attnmech-sentence-query button", read))
-
-    assert pinned() == []
-    opened.click(".token >> nth=3")
-    assert [text[0] for text in pinned()] == ["3"]
-    opened.click(".token >> nth=6")
-    assert [text[0] for text in pinned()] == ["6"]
-    opened.keyboard.press("Escape")
-    opened.click(".attnmech-sentence-query button >> nth=6")
-    assert pinned() == []
-    opened.select_option("#head", "2")
-    assert pinned() == []
-
-
 def test_tokens_are_chosen_by_keyboard_and_the_frame_follows(opened: Any) -> None:
     opened.focus('.token[aria-pressed="true"]')
     opened.keyboard.press("Home")

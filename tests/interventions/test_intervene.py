@@ -3,20 +3,19 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import models
 import pytest
 import reference
 import torch
-from by_hand import plan_of
+from by_hand import point_changed
 from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.errors import InputError, MissingPointError
 from attnmech.interventions import Intervention
-from attnmech.model.parts.modules import submodule
 
 F32, F64 = torch.float32, torch.float64
 FAMILIES = (
@@ -275,24 +274,27 @@ def test_reweighted_rows_beside_a_key_with_nearly_all_or_none(name: str, raised:
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", FAMILIES)
-def test_keys_removed(name: str) -> None:
+def test_keys_removed_and_spans_cut(name: str) -> None:
     side = side_of(name, 1)
     mask = inputs_of(name, side)["attention_mask"]
     batch, length = mask.shape
     random = torch.rand(batch, length, generator=torch.Generator().manual_seed(4)) < 0.4
     heads = len(reference.layer_weights(models.plain(name), 0).W_Q)
-    for keys, where in (
-        ("first", first_keys(mask)),
-        ([1, -2], own(mask, [1, -2])[:, None, None]),
-        (random, random[:, None, None]),
+    first, chosen = first_keys(mask), own(mask, [1, -2])[:, None, None]
+    spans = own(mask, [1, 2])[:, None, :, None] & own(mask, [0, 1])[:, None, None]  # row 1 keeps no key
+    for change, cells in (
+        (Intervention.remove_keys(HEADS, "first"), first),
+        (Intervention.remove_keys(HEADS, [1, -2]), chosen),
+        (Intervention.remove_keys(HEADS, [1, -2], positions=(2, -1)), chosen & own(mask, (2, -1))[:, None, :, None]),
+        (Intervention.remove_keys(HEADS, random), random[:, None, None]),
+        (Intervention.cut((1, 3), (0, 2), HEADS), spans),
     ):
-        for rows in (None, (2, -1)) if keys == [1, -2] else (None,):
-            removed = {}
-            for layer, some in by_layer(HEADS).items():
-                chosen = torch.zeros(batch, heads, length, length, dtype=torch.bool)
-                chosen[:, some] = own(mask, rows)[:, None, :, None] & where
-                removed[layer] = ByHand(removed=chosen)
-            check(name, [Intervention.remove_keys(HEADS, keys, positions=rows)], removed, side, moves=keys != "first")  # type: ignore[arg-type]
+        removed = {}
+        for layer, some in by_layer(HEADS).items():
+            gone = torch.zeros(batch, heads, length, length, dtype=torch.bool)
+            gone[:, some] = cells
+            removed[layer] = ByHand(removed=gone)
+        check(name, [change], removed, side, moves=cells is not first)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gpt_oss"])
@@ -432,10 +434,8 @@ def test_values_as_a_run_gives_them_are_those_of_the_shared_heads() -> None:
 def test_the_stream_and_what_layers_add_to_it(name: str) -> None:
     hooked, plain, inputs = models.hooked(name), models.plain(name), inputs_of(name, side_of(name, 1))
     real = inputs["attention_mask"].bool()
-    plan = plan_of(plain)
     generator = torch.Generator().manual_seed(0)
     values = {layer: torch.randn(3, 7, hooked.d_model, generator=generator) for layer in (0, 1)}
-    paths = {"attn_out": plan.attn_out or plan.out, "mlp_out": plan.mlp_out}
     clean = hooked.run(inputs).logits
     for point in ("resid_pre", "attn_out", "mlp_out"):
         for layers in ((1,), (1, 0)):
@@ -451,34 +451,13 @@ def test_the_stream_and_what_layers_add_to_it(name: str) -> None:
 
                     with ExitStack() as until, torch.no_grad():
                         for layer in layers:
-                            block = submodule(plain.base_model, plan.blocks)[layer]  # type: ignore[index]
-                            make = lambda x, layer=layer: changed(x, layer)  # noqa: E731
-                            if point == "resid_pre":
-                                handle = block.register_forward_pre_hook(on_input(make), with_kwargs=True)
-                            else:
-                                handle = submodule(block, paths[point]).register_forward_hook(on_output(make))
-                            until.callback(handle.remove)
+                            by_hand = partial(changed, layer=layer)
+                            until.enter_context(point_changed(plain, point, layer, by_hand))
                         expected = plain(**inputs).logits
                     with hooked.intervene(Intervention.stream(point, layers, new, positions=rows)):  # type: ignore[arg-type]
                         found = hooked.run(inputs).logits
                     torch.testing.assert_close(found[real], expected[real], rtol=2e-4, atol=2e-4)
                     assert float((found - clean)[real].abs().max()) > 1e-2
-
-
-def on_output(change: Callable[[Tensor], Tensor]) -> Any:
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
-
-    return hook
-
-
-def on_input(change: Callable[[Tensor], Tensor]) -> Any:
-    def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if args:
-            return (change(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
-
-    return hook
 
 
 # -- several together --------------------------------------------------------------------------------------------
@@ -960,31 +939,6 @@ def test_values_for_longer_texts_are_those_of_their_beginning() -> None:
     with hooked.intervene(Intervention.replace([(1, 2)], {1: values})):
         z = hooked.run(ids, points=["z"])["z", 1]
     assert torch.equal(z[:, :, 2], values[:, :7, 2].expand(3, -1, -1))
-
-
-QUERY, KEY = (1, 3), (0, 2)
-"""Spans inside the shortest text (three tokens); row 1 sees only keys of the span and itself."""
-
-
-def cells(name: str, side: str, query: tuple[int, int], key: tuple[int, int]) -> Tensor:
-    """True where the cut removes a key, [batch 1 query key], counted from each text's first token."""
-    mask = inputs_of(name, side)["attention_mask"].bool()
-    place = mask.cumsum(1) - 1
-    rows, keys = (mask & (place >= a) & (place < b) for a, b in (query, key))
-    return (rows[:, :, None] & keys[:, None])[:, None]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_cut_is_a_softmax_without_these_keys(name: str) -> None:
-    side = side_of(name, 1)
-    removed = cells(name, side, QUERY, KEY)
-    changes: dict[int, ByHand] = {}
-    heads = models.hooked(name).n_heads
-    for layer in {layer for layer, _ in HEADS}:
-        mine = torch.zeros(1, heads, 1, 1, dtype=torch.bool)
-        mine[:, [head for at, head in HEADS if at == layer]] = True
-        changes[layer] = ByHand(removed=removed & mine)
-    check(name, [Intervention.cut(QUERY, KEY, HEADS)], changes, side)
 
 
 @pytest.mark.parametrize(("name", "positions"), [("bloom", [1]), ("llama", [-1, 1]), ("gpt_oss", [-3, -2, -1])])

@@ -1,9 +1,7 @@
 """Intervals of means over texts, one by one and all together, against loops and by simulation."""
 
-import itertools
 import math
 
-import naive
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from scipy.stats import binomtest, norm, t
 from torch import Tensor
 
 from attnmech.errors import InputError
-from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, difference, holm, resampled, sign_test
+from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, resampled
 
 RUNS = 400
 
@@ -45,63 +43,12 @@ def two_errors(share: float, runs: int) -> float:
 # -- one by one ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("texts", [5, 11])
-def test_means_and_ratios_text_by_text(texts: int) -> None:
-    generator = torch.Generator().manual_seed(texts)
-    above = torch.randn(2, 3, texts, generator=generator, dtype=torch.float64)
-    below = torch.randint(1, 40, (2, 1, texts), generator=generator).double()
-    for means, weights in ((TextMeans.of_values(above), None), (TextMeans.of_ratio(above, below), below)):
-        low, high = means.interval()
-        for row, column in itertools.product(range(2), range(3)):
-            given = above[row, column].tolist()
-            lengths = None if weights is None else weights[row, 0].tolist()
-            assert (float(low[row, column]), float(high[row, column])) == pytest.approx(
-                naive.t_interval(given, lengths), rel=1e-10
-            )
-
-
 def test_of_texts_of_one_length_it_is_the_t_interval() -> None:
     values = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     low, high = TextMeans.of_ratio(values * 7, torch.full((1, 8), 7.0)).interval(level=0.9)
     for row, column in enumerate(values.numpy()):
         wanted = t.interval(0.9, 7, loc=column.mean(), scale=column.std(ddof=1) / math.sqrt(8))
         assert (float(low[row]), float(high[row])) == pytest.approx(wanted, rel=1e-12)
-
-
-def test_texts_that_say_nothing_are_left_out() -> None:
-    values = torch.tensor([[1.0, 4.0, math.nan, 2.0, 0.0, 3.0, math.nan], [math.nan] * 3 + [1.0, 2.0, 3.0, 4.0]])
-    means = TextMeans.of_values(values)
-    assert means.texts.tolist() == [5, 4] and means.mean.tolist() == [2.0, 2.5]
-    low, high = means.interval()
-    assert (float(low[0]), float(high[0])) == pytest.approx(naive.t_interval([1.0, 4.0, 2.0, 0.0, 3.0]), rel=1e-12)
-    for end in (*means.interval(), *means.simultaneous()):
-        assert math.isnan(end[1])
-    assert means.clear.tolist() == [False, False]
-    assert math.isnan(TextMeans.of_values(torch.full((1, 6), math.nan)).mean[0])
-
-
-def test_differences_of_means_over_the_same_texts() -> None:
-    generator = np.random.default_rng(3)
-    lengths = generator.integers(2, 50, (2, 7)).astype(float)
-    sums = generator.normal(size=(2, 7)) * lengths
-    one, other, alike = (
-        TextMeans.of_ratio(torch.from_numpy(y)[None], torch.from_numpy(n)[None])
-        for y, n in ((sums[0], lengths[0]), (sums[1], lengths[1]), (sums[1], lengths[0]))
-    )
-    found = difference(one, other)
-    wanted = naive.difference_interval(*zip(sums, lengths, strict=True))
-    assert tuple(map(float, found.interval())) == pytest.approx(wanted, rel=1e-10)
-    assert float(found.mean) == pytest.approx(float(one.mean - other.mean), rel=1e-12)
-    # With equal numbers of rows, the difference of means is the mean of differences.
-    found = difference(one, alike)
-    assert tuple(map(float, found.interval())) == pytest.approx(naive.t_interval(sums[0] - sums[1], lengths[0]), 1e-10)
-    nothing = difference(one, one)
-    assert nothing.mean.tolist() == [0.0] and not nothing.clear.any() and not nothing.clear_size.any()
-
-
-def test_one_text_that_carries_most() -> None:
-    values = torch.tensor([[5.0, -1.0, 1.0, 1.0, -1.0], [4.0, -1.0, 1.0, 1.0, -1.0], [0.0] * 5, [1.0, *[math.nan] * 4]])
-    assert TextMeans.of_values(values).one_text.tolist() == [True, False, False, False]
 
 
 def test_a_level_is_a_share() -> None:
@@ -226,27 +173,6 @@ def test_how_many_texts_would_do() -> None:
 
 
 # -- direction -----------------------------------------------------------------------------------------------
-
-
-def test_the_sign_test_is_scipys() -> None:
-    above, below = torch.tensor([0, 3, 9, 12, 20, 7]), torch.tensor([0, 8, 9, 1, 3, 0])
-    wanted = [
-        binomtest(one, one + other).pvalue if one + other else 1.0
-        for one, other in zip(above.tolist(), below.tolist(), strict=True)
-    ]
-    assert sign_test(above, below).tolist() == pytest.approx(wanted, rel=1e-12)
-
-
-def test_holms_procedure_step_by_step() -> None:
-    generator = np.random.default_rng(7)
-    for _ in range(200):
-        p = generator.random(6) ** 3 / 3
-        rejected = [False] * 6
-        for step, place in enumerate(np.argsort(p)):
-            if p[place] > 0.05 / (6 - step):
-                break
-            rejected[place] = True
-        assert holm(torch.from_numpy(p)).tolist() == rejected
 
 
 def test_direction_counts_texts_and_leaves_ties_out() -> None:

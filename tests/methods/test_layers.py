@@ -71,19 +71,6 @@ def test_a_row_is_a_layer_of_the_model(layers: list[int]) -> None:
         assert found[left_out].isnan().all(), name
 
 
-def test_two_heads_of_two_layers_stand_at_their_places() -> None:
-    model, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=5)
-    whole = am.ablate_heads(model, ids)
-    some = am.ablate_heads(model, ids, [(0, 0), (2, 3)])
-    assert some.effect.shape == whole.effect.shape and some.layers == (0, 2)
-    measured = [(0, 0), (2, 3)]
-    for head in measured:
-        assert float(some.effect[head]) == pytest.approx(float(whole.effect[head]), rel=1e-4, abs=1e-6)
-    assert (~some.effect.isnan()).nonzero().tolist() == some.swept.nonzero().tolist() == [list(at) for at in measured]
-    assert some.to_frame()[["layer", "head"]].to_numpy().tolist() == [list(at) for at in measured]
-    assert "L2H3" in repr(some) or "L0H0" in repr(some)
-
-
 def test_figures_show_the_layers_that_were_measured() -> None:
     model, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=5)
     effects = am.ablate_heads(model, ids, [(0, 0), (2, 3)])

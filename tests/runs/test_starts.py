@@ -195,37 +195,6 @@ def test_what_changes_share() -> None:
     assert shared([(first, second)]) == shared([]) == shared([(first,), (Intervention.zero([(0, 0)]),)]) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "texts_at_once", "options"),
-    [
-        pytest.param(*case, id=case[0])
-        for case in (
-            ("gpt2", torch.float32, 1, {}),
-            ("bloom", torch.float64, 3, {"method": "mean"}),
-            ("llama", torch.float32, 3, {"method": "mean"}),
-            ("gpt_neox", torch.float64, 1, {"method": "resample"}),
-            ("bert", torch.float32, 1, {"metric": "kl"}),
-            ("bamba", torch.float64, 3, {}),
-        )
-    ],
-)
-def test_pruning_with_shared_streams(
-    name: str, dtype: torch.dtype, texts_at_once: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hooked, ids = models.hooked(name, dtype), models.token_ids(name)
-    monkeypatch.setattr(engine, "TEXT_TOKENS", texts_at_once * ids.shape[1])
-    if options.get("method") == "mean":
-        options = options | {"reference": am.mean_z(hooked, ids.flip(1), per_position=name == "llama")}
-    new = am.prune_heads(hooked, ids, steps=4, random=1, **options)
-    with monkeypatch.context() as patched:
-        in_old_way(patched)
-        old = am.prune_heads(hooked, ids, steps=4, random=1, **options)
-    close = {"rtol": 5e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
-    assert new.order == old.order
-    torch.testing.assert_close(new.after, old.after, **close)
-    torch.testing.assert_close(new.random, old.random, **close)
-
-
 @pytest.mark.parametrize(("memory", "kept_at"), [(1.0, [1, 2, 3, 4, 5]), (4e-4, [2, 4]), (1.2e-4, [])])
 def test_what_joins_leaves_the_streams_below_as_they_are(memory: float, kept_at: list[int]) -> None:
     """A candidate below the removed head begins at that head's block, or where its stream was last cached."""

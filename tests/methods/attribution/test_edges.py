@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import models
@@ -11,6 +12,7 @@ import torch
 from by_hand import AGAINST, ANSWERS, JUDGED, block_of, columns, logit_differences, pair, plan_of
 from torch import Tensor, nn
 from torch.func import jvp
+from transformer_lens.patching import get_act_patch_direct_path_all_sources
 
 import attnmech as am
 from attnmech.errors import InputError
@@ -295,3 +297,37 @@ def test_hooks_are_refused_and_sizes_checked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("attnmech.methods.attribution.result.MAX_BYTES", 8 * 370 * 3 - 1)
     with pytest.raises(InputError, match=r'370 edges on 3 pairs would take .* Use fewer pairs, nodes="heads"'):
         edge_estimates(hooked, clean, corrupted, **JUDGED)
+
+
+# -- beside TransformerLens ----------------------------------------------------------------------------------------
+
+
+def test_exact_effects_of_edges_between_heads_are_those_of_transformer_lens() -> None:
+    """It patches the q, k or v of one later head with what one head writes in the clean run."""
+    model, (clean, corrupted), answer, against = models.hooked("gpt2", torch.float64), pair("gpt2", 1), 5, 7
+
+    def difference(logits: Tensor) -> Tensor:
+        return logits[0, -1, answer] - logits[0, -1, against]
+
+    ours = edge_estimates(model, clean, corrupted, confirm=200, controls=0, answers=[answer], against=[against])
+    assert ours.exact is not None
+    exact = {
+        edge: effect for edge, effect in zip(ours.names, ours.exact[:, 0].tolist(), strict=True) if effect == effect
+    }
+    with torch.no_grad():
+        before = difference(model.bridge(corrupted))
+        caches = [model.bridge.run_with_cache(ids)[1] for ids in (clean, corrupted)]
+    theirs: dict[tuple[str, str], float] = {}
+    for at in ("q", "k", "v"):
+        with torch.no_grad():
+            effects = get_act_patch_direct_path_all_sources(
+                model.bridge, corrupted, *caches, lambda logits: difference(logits) - before, component=at,
+                verbose=False,
+            )  # fmt: skip
+        for layer, head, above, reader in product(range(3), range(5), range(3), range(5)):
+            theirs[f"L{layer}H{head}", f"L{above}H{reader} {at}"] = float(effects[layer, head, above, reader])
+    both = exact.keys() & theirs.keys()
+    assert len(exact) == 200 and len(both) >= 40
+    # Theirs are float32.
+    largest = max(abs(theirs[edge]) for edge in both)
+    assert max(abs(exact[edge] - theirs[edge]) for edge in both) < 1e-6 * largest

@@ -1,11 +1,22 @@
-"""The sampled tokens and pairs, against loops."""
+"""The sampled tokens and pairs against loops, their correlations against written-out formulas, and threads."""
+
+import math
+import threading
+from collections.abc import Iterator
 
 import models
 import pytest
 import torch
 from models import hooked
+from scipy.stats import spearmanr
 
 from attnmech.methods.joint_embedding import token_pairs
+from attnmech.methods.joint_embedding.distances import (
+    row_rank_correlation,
+    weighted_correlation,
+)
+from attnmech.methods.joint_embedding.formulas import spread_ratio
+from attnmech.methods.joint_embedding.threads import in_threads
 from attnmech.methods.joint_embedding.token_pairs import Pairs, Tokens, sampled, visible_pairs
 
 
@@ -62,3 +73,56 @@ def test_a_token_is_drawn_by_its_text_and_place_alone() -> None:
     again = sampled(moved, documents[other_order], 6, seed=1)
     assert cells == {(int(documents[other_order][moved.text[n]]), int(moved.position[n])) for n in again.tolist()}
     assert sampled(tokens, documents, 100, seed=1).tolist() == list(range(15))
+
+
+# -- correlations of distances and products --------------------------------------------------------------------
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_nothing_to_correlate() -> None:
+    assert math.isnan(weighted_correlation(torch.ones(50), drawn(50)))
+    assert math.isnan(weighted_correlation(drawn(50).abs(), torch.ones(50)))
+    assert math.isnan(weighted_correlation(torch.zeros(0), torch.zeros(0)))
+
+
+def test_the_worst_row() -> None:
+    distance, product = drawn(60).abs(), drawn(60, seed=1)
+    row = torch.arange(4).repeat_interleave(15)
+    each = [float(spearmanr(distance[row == n], product[row == n]).statistic) for n in range(4)]
+    assert row_rank_correlation(distance, product, row) == pytest.approx(max(each))
+    assert math.isnan(row_rank_correlation(distance[:2], product[:2], row[:2]))
+
+
+def test_spread_ratio_of_points_and_of_one_point() -> None:
+    points = drawn(20, 3)
+    assert spread_ratio(points, points) == pytest.approx(1)
+    assert spread_ratio(points[:1].expand(5, -1), points) == 0.0
+    assert math.isnan(spread_ratio(points[:1], points))
+
+
+# -- threads ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_have_none_of_their_own_and_leave_none_changed() -> None:
+    inside = in_threads(lambda number: (number, torch.get_num_threads()), 6)
+    assert inside == [(number, 1) for number in range(6)] and torch.get_num_threads() == 2
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert later == [2]
+    with pytest.raises(ZeroDivisionError):
+        in_threads(lambda number: 1 // number, 3)
+    assert torch.get_num_threads() == 2

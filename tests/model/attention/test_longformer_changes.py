@@ -153,6 +153,22 @@ def after(layer: int, head: int, z: Tensor) -> Tensor:
         return logits()
 
 
+def test_updates_are_compared_with_what_the_rows_kind_reads() -> None:
+    """A global row's most attended key has the global value."""
+    found = am.residual_updates(hooked(), inputs())
+    of_rows, of_keys = found.by_row("magnitude"), found.by_row("target_magnitude")
+    for layer, head in HEADED:
+        hand = by_hand(layer)
+        pattern = hand.pattern(head)
+        z = hand.z(head, pattern)
+        for text, i in hand.real.nonzero().tolist():
+            top = int(pattern[text, i].argmax())
+            value = hand.made["value", hand.suffix(text, i)][text, top, head]
+            for rows, read, place in ((of_rows, z[text, i], i), (of_keys, value, top)):
+                size = float((read @ hand.W_O[head]).norm() / hand.x[text, place].norm())
+                assert float(rows[layer, head, text, i]) == pytest.approx(size, rel=1e-5)
+
+
 # -- ablation ------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from models import FAMILIES, fresh, hooked, plain, token_ids
+from models import FAMILIES, fresh, hooked, token_ids
 from torch import nn
 
 import attnmech as am
@@ -229,10 +229,3 @@ def test_passes_that_are_differentiated_are_compared_too() -> None:
     half_of_attention_again(model, 1)
     with pytest.raises(ExactnessError, match="layer 1"):
         model.run(token_ids("bloom"), points=["z"], gradients_of=lambda logits: logits.sum())
-
-
-def test_the_caller_may_run_in_inference_mode() -> None:
-    model = hooked("falcon_new")
-    with torch.inference_mode():
-        found = model.run(token_ids("falcon_new")).logits
-    torch.testing.assert_close(found, plain("falcon_new")(token_ids("falcon_new")).logits, rtol=1e-4, atol=1e-4)

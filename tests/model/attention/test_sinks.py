@@ -16,14 +16,6 @@ def test_the_view_shows_the_pattern_that_the_model_has() -> None:
     assert float(shown.sum(dim=-1).min()) < 0.99
 
 
-def test_sinks_are_the_models_own() -> None:
-    split = am.decompose_scores(models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1))
-    assert split.sink is not None
-    for layer, sink in enumerate(split.sink):
-        torch.testing.assert_close(sink, models.plain("gpt_oss").model.layers[layer].self_attn.sinks)
-    assert am.decompose_scores(models.hooked("llama"), models.token_ids("llama")).sink is None
-
-
 def test_rows_of_padding_on_the_left_see_a_sink_alone() -> None:
     """Rows without attention to any key make no statistic NaN: each text gives the same as alone."""
     model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1)

@@ -1,9 +1,14 @@
 """Loading objects, folders and names; refused input; and the caller's object, which stays unchanged."""
 
+import gc
+import itertools
 import json
+import shutil
 import socket
 import warnings
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
@@ -288,3 +293,119 @@ def test_a_model_shows_itself() -> None:
         "HookedModel('LlamaForCausalLM': Llama, 2 layers × 6 heads (2 kv heads), d_model 36, d_head 8"
     )
     assert "float32 on cpu, certified:" in text
+
+
+# -- devices that run out of memory ----------------------------------------------------------------------------
+
+
+RAN_OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+class Limited:
+    """A module that fails at one of its calls, counted over all copies."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], fails_at: float) -> None:
+        self.calls, forward = 0, kind.forward
+
+        def limited(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            if self.calls == fails_at:
+                raise torch.OutOfMemoryError(RAN_OUT)
+            return forward(module, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "forward", limited)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_wherever_memory_runs_out_the_error_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = models.fresh(name)
+    kind = type(next(module for module in raw.modules() if type(module).__name__.endswith(("Block", "DecoderLayer"))))
+    with monkeypatch.context() as patched:
+        counted = Limited(patched, kind, torch.inf)
+        assert am.load(raw).certificate.ok
+    for fails_at in itertools.chain(range(1, counted.calls, 7), [counted.calls]):
+        with monkeypatch.context() as patched:
+            Limited(patched, kind, fails_at)
+            with pytest.raises(am.errors.DeviceMemoryError, match=r"out of memory\. .*dtype=\"bfloat16\"") as raised:
+                am.load(raw)
+        assert raised.value.__context__ is None and raised.value.__cause__ is None, fails_at
+
+
+def test_what_was_made_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = models.fresh("gpt2")
+    kind = type(raw.transformer.h[0])
+    with monkeypatch.context() as patched:
+        Limited(patched, kind, 30)
+        made: list[weakref.ref[am.HookedModel]] = []
+        start = am.HookedModel.__init__
+
+        def kept(self: Any, *args: Any, **kwargs: Any) -> None:
+            made.append(weakref.ref(self))
+            start(self, *args, **kwargs)
+
+        patched.setattr(am.HookedModel, "__init__", kept)
+        try:
+            am.load(raw)
+        except am.errors.DeviceMemoryError as error:
+            stays = error
+    gc.collect()
+    assert stays is not None and made and made[0]() is None
+
+
+# -- compiled models -------------------------------------------------------------------------------------------
+
+
+IDS = torch.arange(3, 14)[None]
+BACKEND = "inductor" if shutil.which("g++") else "eager"
+
+
+def whole(raw: Any) -> Any:
+    return torch.compile(raw, backend=BACKEND)
+
+
+def in_place(raw: Any) -> Any:
+    raw.compile(backend=BACKEND)
+    return raw
+
+
+def block_by_block(raw: Any) -> Any:
+    layers = raw.model.layers
+    for number, block in enumerate(layers):
+        layers[number] = torch.compile(block, backend=BACKEND)
+    return raw
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        pytest.param(whole, marks=pytest.mark.slow, id="whole"),
+        pytest.param(in_place, id="in_place"),
+        pytest.param(block_by_block, id="block_by_block"),
+    ],
+)
+def test_a_compiled_model_is_read_as_the_one_that_it_wraps(compiled: Callable[[Any], Any]) -> None:
+    source, plain = compiled(models.fresh("llama")), models.hooked("llama")
+    with torch.no_grad():
+        before = source(IDS).logits
+    model = am.load(source)
+    assert model.certificate.ok and model.weights_hash == plain.weights_hash
+    points = ["pattern", "z", "resid_post"]
+    ours, theirs = (each.run(IDS, points=[*points, "logits"]) for each in (model, plain))
+    assert all(torch.equal(ours[name], theirs[name]) for name in points)
+    assert torch.allclose(ours.logits, before, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(source(IDS).logits, before)
+
+
+def test_loading_and_calls_in_inference_mode() -> None:
+    plain = models.hooked("llama")
+    with torch.inference_mode():
+        model = am.load(models.fresh("llama"))
+        assert model.certificate.ok
+        focus, run = am.attention_focus(model, IDS), model.run(IDS, points=["pattern"])
+        effects = am.ablate_heads(model, [IDS, IDS + 1], metric="loss").effect
+    assert torch.equal(run["pattern"], plain.run(IDS, points=["pattern"])["pattern"])
+    assert torch.equal(focus["entropy"].mean, am.attention_focus(plain, IDS)["entropy"].mean)
+    assert torch.allclose(effects, am.ablate_heads(plain, [IDS, IDS + 1], metric="loss").effect)
+    # torch does not count changes of weights that were made in inference mode.
+    assert torch.equal(model.run(IDS, points=["z"])["z"], plain.run(IDS, points=["z"])["z"])
