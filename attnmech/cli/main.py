@@ -168,7 +168,7 @@ def report(
     require_one_source(text, file)
     with (
         outputs_of(out, REPORT, overwrite=overwrite, source=file) as outputs,
-        stages("importing torch and transformers", total=7) as step,
+        stages("importing torch and transformers", total=8) as step,
     ):
         from ..model.files.load import load
         from ..pages.limits import MAX_TEXTS

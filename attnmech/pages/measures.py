@@ -182,7 +182,7 @@ def sweeps(
     return effects, null
 
 
-def sources_of(model: HookedModel, batch: Batch, layers: list[int], notes: list[str]) -> SourceDecomposition | None:
+def sources_of(model: HookedModel, batch: Batch, layers: Sequence[int], notes: list[str]) -> SourceDecomposition | None:
     """Finds the writers behind each head's scores, if the page has room for them."""
     if len(layers) * model.n_heads * batch.ids.shape[1] > limits.MAX_REASONS:
         notes.append(

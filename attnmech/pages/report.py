@@ -82,8 +82,9 @@ def reports(
     bos: bool | None = None,
     step: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Report]:
-    """Makes the report without types and ablations, which take longest, and then with them; `step` is told what is
-    measured next.
+    """Makes the report without writers, types and ablations, which take longest, and then with them.
+
+    `step` is told what is measured next.
     """
     require_model(model)
     batch = model.encoded(inputs, bos=bos, target=target)
@@ -140,6 +141,12 @@ def reports(
     )
     by_text = [[_of_stack(made, stack, number) for stack in stacks] for number in range(count)]
     yield _joined(by_text)
+    step("tracing scores to their writers")
+    for text, of_text in zip(texts, by_text, strict=True):
+        for place, report in enumerate(of_text):
+            about = list[str]()
+            sources = sources_of(model, text.batch, report.scores.layers, about)
+            of_text[place] = replace(report, sources=sources, notes=(*report.notes, *about))
     step("measuring the types of heads")
     of_types: dict[str, list[str]] = {stack.label: [] for stack in stacks}
     types = {stack.label: types_of(model, stack, of_types[stack.label]) for stack in stacks}
@@ -256,7 +263,6 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
     focus, updates, paths = streamed(model, batch, shown, notes, nouns=nouns)
     if model.edited:
         notes.append(f"Hooks were active at {', '.join(model.edited)}: the numbers describe the edited model.")
-    sources = sources_of(model, batch, layers, notes)
     special, key_special = (
         tuple(token in tokens.special for token in tokens.ids[0, tokens.mask[0]].tolist()) for tokens in (queries, keys)
     )
@@ -270,7 +276,6 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         updates=updates,
         certificate=made.certificate,
         notes=tuple(notes),
-        sources=sources,
         special=special,
         key_special=key_special if shown.label == "cross" else (),
         expected=expected,

@@ -77,8 +77,6 @@ class Report(WritesHtml):
     certificate: Certificate
     notes: tuple[str, ...]
     """Notes on what the page omits, with reasons."""
-    sources: SourceDecomposition | None
-    """Which upstream writers make each head attend where it does."""
     special: tuple[bool, ...]
     """Whether each token of the text is a special token."""
     expected: View | None
@@ -91,6 +89,8 @@ class Report(WritesHtml):
     """How each token changes."""
     value_norms: Float[Tensor, "layer head key"] | None
     """‖(x_j W_V + b_V) W_O‖ of each key in each head; None if a gate is between attention and W_O."""
+    sources: SourceDecomposition | None = None
+    """Which upstream writers make each head attend where it does."""
     types: HeadTypes | None = None
     """The model's head types, measured on random tokens; None if measuring them would take minutes."""
     on_text: str = ""

@@ -368,9 +368,14 @@ def test_the_first_page_waits_for_types_and_ablations(demo: am.HookedModel) -> N
     steps = list[str]()
     made = reports(demo, "Anna sang of shells, of shells.", step=steps.append)
     first = next(made)
-    assert steps == [] and first.types is None and first.measured == ()
+    assert steps == [] and first.sources is first.types is None and first.measured == ()
     (whole,) = made
-    assert steps == ["measuring the types of heads", "ablating 32 heads", "testing attention to the first token"]
+    assert steps == [
+        "tracing scores to their writers",
+        "measuring the types of heads",
+        "ablating 32 heads",
+        "testing attention to the first token",
+    ]
     assert whole.types is not None and whole.effects is not None and whole.null is not None
     assert first._page().start == whole._page().start and first._page().headline == whole._page().headline
     assert AWAITED in first_page(first) and AWAITED not in whole.to_html()
