@@ -184,7 +184,7 @@ def page_of_views(
             provenance=provenance or {},
             carriers=Markup(scripts.carriers(carried.values())),
             boot=Markup(boot),
-            **dict.fromkeys(("explorer", "data", "script"), ""),
+            **dict.fromkeys(("awaited", "data", "explorer", "renewal", "script"), ""),
         )
     )
 
