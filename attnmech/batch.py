@@ -222,28 +222,18 @@ class Batch:
             for name, value in sorted(here.extra.items()):
                 # All texts share an input with a single row.
                 own = value[row if len(value) == len(here.ids) else 0]
-                if name == "position_ids" and _counts_up(own[real]):
+                if name == "position_ids" and bool((own[real].diff() == 1).all()):
                     continue  # as without them, where padding moves no position
                 digest.update(name.encode() + bytes_of(own[real] if own.shape[:1] == real.shape else own))
             if here.target is not None:
                 digest.update(bytes_of(here.target.ids[row][here.target.mask[row]]))
-            digests.append(first_bits(digest.digest()))
+            digests.append(int.from_bytes(digest.digest()[:8], signed=True))
         return torch.tensor(digests)
 
     @property
     def padded(self) -> bool:
         """Whether any position is padding."""
         return not bool(self.mask.all())
-
-
-def first_bits(digest: bytes) -> int:
-    """The first 64 bits of a hash, as a number that fits into a tensor."""
-    return int.from_bytes(digest[:8], signed=True)
-
-
-def _counts_up(positions: Int[Tensor, " position"]) -> bool:
-    """Whether positions follow each other."""
-    return bool((positions.diff() == 1).all())
 
 
 def bytes_of(value: Tensor) -> bytes:

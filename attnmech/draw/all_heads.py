@@ -75,7 +75,8 @@ def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bo
     tie). `means` is the mean attention of the rows with a choice to the first key and, if the keys are the queries
     (`aligned`), to the token itself and to the previous token.
     """
-    choice = _with_choice(pattern)
+    # A row has a choice if some head sees two or more keys; a head with all its weight on one key has a choice too.
+    choice = np.asarray(np.any(np.count_nonzero(pattern, axis=-1) > 1, axis=(0, 1)))
     rows = np.flatnonzero(choice)
     ends = {"first": (rows, np.zeros_like(rows))}
     if aligned:
@@ -86,12 +87,6 @@ def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bo
         "top": pack_keys(_top_key(pattern, choice)),
         "means": {name: _mean_at(pattern, *cells) for name, cells in ends.items()},
     }
-
-
-def _with_choice(pattern: Float[np.ndarray, "layer head query key"]) -> Bool[np.ndarray, " query"]:
-    """True for rows in which some head sees two or more keys: a head with all its weight on one key has a choice."""
-    seen = np.count_nonzero(pattern, axis=-1)
-    return np.asarray(np.any(seen > 1, axis=(0, 1)))
 
 
 def _top_key(

@@ -160,10 +160,6 @@ def token_log_probs(
         raise InputError("`logits` must hold numbers, or minus infinity for impossible tokens; got NaN or infinity.")
     if not callable(text_of):
         raise InputError(f"`text_of` must be a function of a token id; got {shown(text_of)}.")
-
-    def checked_text(token: int) -> str:
-        return string("text_of", text_of(token), "return strings")
-
     if len(tokens) < 2:
         raise InputError("a text of one token has nothing to predict; pass at least two tokens.")
     top = whole_number("top", top, least=1, most=array.shape[1], most_is="the vocabulary")
@@ -176,7 +172,9 @@ def token_log_probs(
     props = {
         "prompt": _texts(tokens),
         "topKLogProbs": _numbers(np.take_along_axis(log_probs, best, axis=1)),
-        "topKTokens": [_texts([checked_text(int(token)) for token in row]) for row in best],
+        "topKTokens": [
+            _texts([string("text_of", text_of(int(token)), "return strings") for token in row]) for row in best
+        ],
         "correctTokenRank": (log_probs > own[:, None]).sum(axis=1).tolist(),
         "correctTokenLogProb": _numbers(own),
     }

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from ..basics.fields import check_fields
 from ..basics.nouns import TEXT, Nouns
 from ..errors import InputError
 from .chart import ByChoice
@@ -36,7 +37,7 @@ class ScoreNumbers:
     """Whether `key_terms` also depend on distance; they are then the last query's, NaN at keys hidden from it."""
     notes: tuple[str, ...] = ()
     """Sentences shown before the figures, such as "this model has no position term"."""
-    terms: Mapping[str, Float32[np.ndarray, "layer head query_or_1 key_or_1"]] = field(default_factory=dict)
+    terms: Mapping[str, Float32[np.ndarray, "layer head #query #key"]] = field(default_factory=dict)
     """Every term of the scores without the mask; an axis along which a term is constant has length 1."""
     special: tuple[bool, ...] = ()
     """For each token, whether it is a special token of the tokenizer; empty if none is."""
@@ -70,27 +71,11 @@ class ScoreNumbers:
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers or not self.ranked_share:
             raise InputError("A view needs at least one token, one layer and one term in `ranked_share`; got none.")
-        heads, ranks = self.ranked_key.shape[1], self.ranked_key.shape[3]
-        by_head = (len(self.layers), heads, len(self.tokens))
-        by_key = (len(self.layers), heads, len(self.key_tokens))
-        expected = {
-            "scores": (self.scores, (*by_head, len(self.key_tokens))),
-            "pattern": (self.pattern, (*by_head, len(self.key_tokens))),
-            "ranked_key": (self.ranked_key, (*by_head, ranks)),
-            **{f"ranked_share[{name!r}]": (share, (*by_head, ranks)) for name, share in self.ranked_share.items()},
-            **{f"key_terms[{name!r}]": (term, by_key) for name, term in self.key_terms.items()},
-            **({} if self.value_norms is None else {"value_norms": (self.value_norms, by_key)}),
-        }
-        for name, (array, shape) in expected.items():
-            if array.shape != shape:
-                raise InputError(f"`{name}` must have the shape {shape} of the tokens and layers; got {array.shape}.")
-            if np.isinf(array).any():
-                raise InputError(f"`{name}` must be finite, or NaN where a cell is hidden; got an infinity.")
-        for name, term in self.terms.items():
-            whole = (*by_head, len(self.key_tokens))
-            fits = term.ndim == 4 and all(one in (1, all_) for one, all_ in zip(term.shape[2:], whole[2:], strict=True))
-            if term.shape[:2] != by_head[:2] or not fits:
-                raise InputError(f"`terms[{name!r}]` must broadcast to the shape {whole}; got {term.shape}.")
+        check_fields(self, {"layer": len(self.layers), "query": len(self.tokens), "key": len(self.key_tokens)})
+        norms = {} if self.value_norms is None else {"value_norms": self.value_norms}
+        _require_finite(
+            {"scores": self.scores, "pattern": self.pattern, **self.ranked_share, **self.key_terms, **norms}
+        )
 
     def terms_of_row(self, layer: int, head: int, query: int) -> dict[str, Float32[np.ndarray, " key"]]:
         """Every term at each key of one row; `layer` is an index into `layers`."""
@@ -133,15 +118,13 @@ class FocusNumbers:
                 f"`low` and `high` must have the same names, all among {', '.join(FOCUS_NUMBERS)}; got "
                 f"{sorted(self.low)} and {sorted(self.high)}."
             )
-        shape = (len(self.layers), self.self_top.shape[1])
+        check_fields(self, {"layer": len(self.layers)})
         arrays = {
             **{name: getattr(self, name) for name in FOCUS_NUMBERS},
             **{f"low[{name!r}]": array for name, array in self.low.items()},
             **{f"high[{name!r}]": array for name, array in self.high.items()},
         }
         for name, array in arrays.items():
-            if array.shape != shape:
-                raise InputError(f"`{name}` must have the shape {shape} of the layers and heads; got {array.shape}.")
             outside = array[(array < -_ROUNDING) | (array > 1 + _ROUNDING)]
             if outside.size:
                 raise InputError(f"`{name}` must lie between 0 and 1, or be NaN where undefined; got {outside[0]}.")
@@ -181,13 +164,9 @@ class UpdateNumbers:
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers:
             raise InputError("A view needs at least one token and one layer; got none.")
-        shape = (len(self.layers), self.magnitude.shape[1], len(self.tokens))
-        for name in ("magnitude", "orientation", "target_magnitude", "target_orientation", "attended"):
-            array = getattr(self, name)
-            if array.shape != shape:
-                raise InputError(f"`{name}` must have the shape {shape} of the tokens and layers; got {array.shape}.")
-            if np.isinf(array).any():
-                raise InputError(f"`{name}` must be finite, or NaN where undefined; got an infinity.")
+        check_fields(self, {"layer": len(self.layers), "token": len(self.tokens)})
+        names = ("magnitude", "orientation", "target_magnitude", "target_orientation")
+        _require_finite({name: getattr(self, name) for name in names})
         if self.attended.min() < -1 or self.attended.max() >= len(self.tokens):
             raise InputError(
                 f"`attended` must hold positions from 0 to {len(self.tokens) - 1}, or -1 where a row has only one "
@@ -201,6 +180,12 @@ class UpdateNumbers:
     def orientation_of(self, side: Side) -> Float32[np.ndarray, "layer head token"]:
         """The update's cosine with the stream."""
         return self.orientation if side == "query" else self.target_orientation
+
+
+def _require_finite(arrays: Mapping[str, np.ndarray | None]) -> None:
+    for name, array in arrays.items():
+        if array is not None and np.isinf(array).any():
+            raise InputError(f"`{name}` must be finite, or NaN where it is undefined or hidden; got an infinity.")
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,10 @@ def checked_pattern(
                 f"`pattern` must have one {name} for each of the {len(labels)} tokens; got {array.shape[axis]}. Pass "
                 "the tokens of the text that the pattern comes from, including special tokens."
             )
-    if not np.isfinite(array).all() or array.min() < 0:
+    if (odd := ~np.isfinite(array) | (array < 0)).any():
         raise InputError(
             "`pattern` must hold probabilities: finite numbers from 0 to 1, after the softmax. "
-            f"Got {_first_odd(array)}; are these scores?"
+            f"Got {float(array[odd][0])}; are these scores?"
         )
     sums = array.sum(axis=-1, dtype=np.float64)
     wrong = (sums > 1 + ROW_SUM) | ((sums < 1 - ROW_SUM) if sums_to_one else np.zeros_like(sums, dtype=bool))
@@ -172,8 +172,3 @@ def require_length(length: int, tokens: Sequence[str], name: str) -> None:
             f"`{name}` must have one entry for each of the {len(tokens)} tokens; got {length}. Pass the tokens of "
             "the text that the numbers come from."
         )
-
-
-def _first_odd(values: Float[np.ndarray, "..."]) -> float:
-    odd = ~np.isfinite(values) | (values < 0)
-    return float(values[odd][0])

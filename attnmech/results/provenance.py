@@ -129,6 +129,8 @@ class Provenance:
 
         edits, others = (", ".join(origin.edits) or "none" for origin in (self, other))
         names = dict.fromkeys((*self.options, *other.options))
+        texts = range(max(len(self.copies), len(other.copies)))
+        mine, yours = self.copies or texts, other.copies or texts
         return Provenance(
             both(self.model, other.model),
             both(self.weights, other.weights),
@@ -136,13 +138,9 @@ class Provenance:
             self.edits if edits == others else (both(edits, others),),
             self.tokens if self.tokens == other.tokens else (),
             {name: both(self.options.get(name), other.options.get(name)) for name in names},
-            copies=self._copies_with(other) if self.same_texts(other) else (),
+            # In a copy of a pair, both texts are copies.
+            copies=copies_of(zip(mine, yours, strict=True)) if self.same_texts(other) else (),
         )
-
-    def _copies_with(self, other: "Provenance") -> tuple[int, ...]:
-        """The copies among the pairs of texts of two results: in a copy of a pair, both texts are copies."""
-        texts = max(len(self.copies), len(other.copies))
-        return copies_of(zip(self.copies or range(texts), other.copies or range(texts), strict=True))
 
     def versus(self, other: "Provenance") -> str:
         """How two results differ, in a few words: "model demo − gpt2, inputs 1f3a… − 77b0…"."""

@@ -264,7 +264,8 @@ class Texts:
             values = self.model.forward(batch, captures=[("logits", None)])
             self.streams, self._z, self.clean = {}, {}, Output(None, values["logits", None])
             return
-        captures = self._outputs_of_layers() if engine.frozen and self._post_norm else []
+        layers = self.model.output_stack.layers if engine.frozen and self._post_norm else ()
+        captures = [(name, layer) for layer in layers for name in ("attn_out", "mlp_out")]
         end, begin = len(self.blocks), [_first_of(engine.held)] if engine.held else []
         ran = self.blocks.run(batch, streams=[*starts, *begin, end], captures=captures, keep_z=with_z)
         self.streams, self._z = dict(ran.streams), dict(ran.z)
@@ -311,9 +312,6 @@ class Texts:
     @property
     def _post_norm(self) -> bool:
         return self.model.output_stack.architecture.norm == "post"
-
-    def _outputs_of_layers(self) -> list[tuple[str, int]]:
-        return [(name, layer) for layer in self.model.output_stack.layers for name in ("attn_out", "mlp_out")]
 
     @property
     def _judging(self) -> Judging:

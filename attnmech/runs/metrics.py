@@ -186,11 +186,6 @@ class Metric:
         """The entries that a result's provenance records in addition to the metric's name."""
         return {} if self.mask_id is None else {"masked": f"each ordinary token once, in {GROUPS} groups"}
 
-    @property
-    def reads_whole(self) -> bool:
-        """Whether the metric needs the full output, not only some rows of logits."""
-        return self.compute is not None or self.of_output
-
     def require_gradient(self) -> None:
         """Raises `InputError` for a metric whose gradient is 0 or undefined at the clean output."""
         if not self.has_name:
@@ -283,7 +278,10 @@ class Metric:
     ) -> Float[Tensor, " batch"]:
         """The metric of the full output, checked; a metric that compares with the clean output needs `clean`."""
         if clean is not None:
-            return _divergence(output, clean, batch)
+            # The mean over the places of a text.
+            apart = divergence(output.flatten(0, -2), clean.flatten(0, -2))
+            values = as_float64(apart).reshape(output.shape[:-1])
+            return _mean_of_places(values, _real(values, batch))
         return as_float64(self._returned(output, batch))
 
     def _returned(self, output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
@@ -407,14 +405,6 @@ def _targets(answers: Any, texts: int) -> Shaped[Tensor, "*output"]:
     if targets.ndim == 0 or len(targets) != texts:
         raise InputError(f"`answers` must be a tensor with a row for each of the {texts} texts; got {shown(answers)}.")
     return dense("`answers`", targets)
-
-
-def _divergence(
-    output: Float[Tensor, "*output classes"], clean: Float[Tensor, "*output classes"], batch: Batch
-) -> Float[Tensor, " text"]:
-    """The mean KL divergence of the classes over the places of a text."""
-    values = as_float64(divergence(output.flatten(0, -2), clean.flatten(0, -2))).reshape(output.shape[:-1])
-    return _mean_of_places(values, _real(values, batch))
 
 
 def _accuracy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:

@@ -41,7 +41,7 @@ class Judging:
 
     def of(self, output: Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
         """The metric of every copy of every text."""
-        if judge.reads_whole:
+        if judge.compute is not None or judge.of_output:  # which need the full output, not only rows of logits
             if output is self.clean:
                 judge.require_own_texts(self._logits(output, 0), self.queries)
             unchanged = self._logits(self.clean, 0) if judge.needs_clean else None

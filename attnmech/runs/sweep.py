@@ -180,7 +180,7 @@ class Sweeps:
                     else:
                         workers.sweep(work, judged.parts, bar)
                 except KeyboardInterrupt:
-                    if not partial or not record.any_done:
+                    if not partial or bool(record.after.isnan().all()):
                         raise
                     leave(journal)
         if record.left_out:
@@ -260,10 +260,6 @@ class Record:
         self.written = 0
         self.left_out: set[int] = set()
         """The numbers of the texts on which workers ended."""
-
-    @property
-    def any_done(self) -> bool:
-        return not bool(self.after.isnan().all())
 
     @property
     def complete(self) -> bool:

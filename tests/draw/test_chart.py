@@ -15,7 +15,7 @@ from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.style import MARKS
 from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
-from attnmech.methods.focus.figures import focus_chart, rank_lines_of
+from attnmech.methods.focus.figures import focus_chart, rank_lines
 from attnmech.methods.scores.figures import bars_chart, key_terms_chart, triangle_chart
 from attnmech.methods.updates.figures import (
     FADED,
@@ -97,7 +97,7 @@ def test_terms_against_a_reference_lose_what_the_reference_has(view: ScoreNumber
 
 def test_the_ring_goes_to_the_chosen_head(focus: FocusNumbers) -> None:
     chart = focus_chart(focus, "first_top", [2, 5])
-    drawn, expected = chart.figure(layer=1, head=2), rank_lines_of(focus, "first_top", (5, 2))
+    drawn, expected = chart.figure(layer=1, head=2), rank_lines(focus, "first_top", (5, 2))
     assert (list(drawn.data[-1].x), list(drawn.data[-1].y)) == ([5], list(expected.data[-1].y))
     np.testing.assert_equal(drawn.to_plotly_json()["data"][:-1], expected.to_plotly_json()["data"][:-1])
 
@@ -287,14 +287,14 @@ def test_sides_are_told_apart(updates: UpdateNumbers) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_arrays_of_fewer_heads_are_refused(updates: UpdateNumbers) -> None:
-    with pytest.raises(InputError, match=r"`target_orientation` must have the shape \(3, 3, 7\) .* got \(3, 2, 7\)"):
+    with pytest.raises(ValueError, match=r"`target_orientation` must be .* with layer=3, token=7; got"):
         replace(updates, target_orientation=updates.orientation[:, :2])
 
 
 def test_views_of_wrong_shape_or_range_are_refused(updates: UpdateNumbers) -> None:
-    with pytest.raises(InputError, match=r"`magnitude` must have the shape \(3, 3, 6\) .* got \(3, 3, 7\)"):
+    with pytest.raises(ValueError, match=r"`magnitude` must be .* with layer=3, token=6; got"):
         replace(updates, tokens=updates.tokens[:6])
-    with pytest.raises(InputError, match="`orientation` must be finite, or NaN where undefined"):
+    with pytest.raises(InputError, match="`orientation` must be finite, or NaN"):
         replace(updates, orientation=np.full((3, 3, 7), np.inf, dtype=np.float32))
     with pytest.raises(InputError, match=r"`attended` must hold positions from 0 to 6, or -1.*got -1 to 8"):
         replace(updates, attended=updates.attended + np.int32(7) * (updates.attended == 1))

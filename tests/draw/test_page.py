@@ -136,12 +136,12 @@ def big_view() -> ScoreNumbers:
 
 def test_numbers_of_another_text_infinite_or_none_are_refused(view: ScoreNumbers) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"tokens": view.tokens[:6]}, r"`scores` must have the shape \(2, 3, 6, 6\) .* got \(2, 3, 7, 7\)"),
-        ({"scores": np.nan_to_num(view.scores, nan=-np.inf)}, "`scores` must be finite, or NaN where a cell is hidden"),
+        ({"tokens": view.tokens[:6]}, "`scores` must be .* with layer=2, query=6, key=6; got"),
+        ({"scores": np.nan_to_num(view.scores, nan=-np.inf)}, "`scores` must be finite, or NaN"),
         ({"ranked_share": {}}, "at least one token, one layer and one term"),
     ]
     for changes, message in wrong:
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(ValueError, match=message):
             replace(view, **changes)
 
 

@@ -108,10 +108,6 @@ class HeadImportance(Changes):
         return self.layers, self.layers
 
     @property
-    def _signed(self) -> bool:
-        return self.method != "michel" or self.parts is not None
-
-    @property
     def rank_correlation(self) -> float | None:
         """Spearman's rank correlation of the scores with the sweep's effects, over the heads in the sweep.
 
@@ -144,7 +140,7 @@ class HeadImportance(Changes):
         return [Section("Scores", reading, {"importance": self.plot()}, "importance.plot()")]
 
     def _largest(self, name: str, **words: Any) -> str:
-        return super()._largest(name, signed=self._signed, **words)
+        return super()._largest(name, signed=self.method != "michel" or self.parts is not None, **words)
 
     @property
     def _about(self) -> str:

@@ -57,7 +57,7 @@ def _more_than(test: SetTest) -> str:
     larger = int((test.harm.mean(dim=-1) > test.harm[0].mean())[~test.as_strong].sum())
     beaten = f"all {others} {_things(test)}" if not stronger else f"{others - stronger} of {others} {_things(test)}"
     how = "more than" if not larger else "more consistently than"
-    size = f"; {_sets(larger)} of these {_have(larger)} a larger effect" if larger else ""
+    size = f"; {_sets(larger)} of these {'has' if larger == 1 else 'have'} a larger effect" if larger else ""
     return f"{how} {beaten} {_where(test)} ({_p_value(test, test.p)}{size})"
 
 
@@ -177,7 +177,3 @@ def _of(unit: str) -> str:
 
 def _sets(count: int) -> str:
     return "one" if count == 1 else str(count)
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"

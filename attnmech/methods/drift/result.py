@@ -125,7 +125,7 @@ class DriftReducer(DriftSums):
         return ResidualDrift.of(
             state, source, at=self.at, similarity=reference.similarity, k=reference.k, position=reference.positioned,
             embed_norm=reference.normed, vocabulary=len(reference.vocabulary),
-            vocabulary_anisotropy=self.vocabulary_pair_cosine(), tokens=tokens, names=names,
+            vocabulary_anisotropy=reference.moments(None).pair_cosine, tokens=tokens, names=names,
             attention_layers=source.stack.layers,
         )  # fmt: skip
 

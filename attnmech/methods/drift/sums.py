@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -134,7 +134,7 @@ class ComparedRows:
         normed = vocabulary.norm is not None and embed_norm is not False
         if k > len(vocabulary):
             raise InputError(f"`k` must be at most {len(vocabulary)}, the number of rows of this vocabulary; got {k}.")
-        vocabulary = vocabulary if normed else vocabulary.without_norm()
+        vocabulary = vocabulary if normed else replace(vocabulary, norm=None)
         return cls(vocabulary, similarity, k, position, normed, torch.promote_types(model.dtype, torch.float32))
 
     def blocks(self, size: int, further: Tensor | None) -> Iterator[tuple[int, Tensor]]:
@@ -383,10 +383,6 @@ class DriftSums(Reducer):
     def merge(self, one: State, other: State) -> State:
         """The sums of both."""
         return joined(one, other, _BY_TEXT) | {"units": one["units"] + other["units"]}
-
-    def vocabulary_pair_cosine(self) -> float:
-        """The mean cosine of two different rows of the vocabulary, without positions."""
-        return self.reference.moments(None).pair_cosine
 
 
 def _add_steps(values: Tensor, ids: Tensor, before: Tensor, ids_before: Tensor) -> None:

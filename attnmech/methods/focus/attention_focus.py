@@ -31,7 +31,7 @@ from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.row_means import RowMeans
 from ...runs.stream import stream
-from .figures import rank_lines_of
+from .figures import rank_lines
 from .section import focus_sections
 
 FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration"}
@@ -216,7 +216,7 @@ class AttentionFocus(FocusStatistics, RowMeans):
         if self.parts is not None or figure not in FIGURES:
             return self._map(FIGURES.get(figure, figure), layer, head)
         chosen = None if layer is None or head is None else (layer, head)
-        return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
+        return rank_lines(self.numbers(), FIGURES[figure], chosen)
 
     def numbers(self, nouns: Nouns = TEXT) -> "FocusNumbers":
         """Returns the numbers of figures 4 to 6 as arrays; `nouns` are the figures' words for the input."""

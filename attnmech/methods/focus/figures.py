@@ -36,7 +36,7 @@ def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart
 
     `layers` are the layers that the reader can choose from: all of the figure's layers, or some of them.
     """
-    figure = rank_lines_of(view, number, (layers[0], 0))
+    figure = rank_lines(view, number, (layers[0], 0))
     ring = len(figure.data) - 1
     values = getattr(view, number)[[view.layers.index(layer) for layer in layers]]
     return Chart(
@@ -49,36 +49,14 @@ def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart
     )
 
 
-def rank_lines(
-    values: Float[np.ndarray, "layer head"],
-    layers: Sequence[int],
-    *,
-    quantity: str,
-    low: Float[np.ndarray, "layer head"] | None = None,
-    high: Float[np.ndarray, "layer head"] | None = None,
-    chosen: tuple[int, int] | None = None,
-) -> go.Figure:
-    """Draws one number per head over the layers, with a line for each rank among the heads of a layer.
+def rank_lines(view: FocusNumbers, number: str, chosen: tuple[int, int] | None = None) -> go.Figure:
+    """Draws one number per head (`number`, a field of the view) over the layers, with a line for each rank among the
+    heads of a layer; heads without a number are ranked last and not drawn.
 
-    >>> figure = rank_lines(np.array([[0.1, 0.9], [0.8, 0.3]]), [0, 1], quantity="fraction of rows")
-    >>> [trace.y for trace in figure.data]
-    [(0.9, 0.8), (0.1, 0.3)]
-
-    Args:
-        values: each head's number, from 0 to 1; NaN where undefined (ranked last and not drawn).
-        layers: the labels of the layers.
-        quantity: the title of the vertical axis.
-        low: the lower end of each number's interval, shown in the hover box.
-        high: the upper end of each interval.
-        chosen: a layer's label and a head's number: the point that gets a ring.
-
-    Returns:
-        A figure with one trace per rank (the traces' `meta`; 0 is the highest), in which each point's `customdata`
-        begins with its head. With `chosen`, the last trace is the ring ("chosen").
-
+    Each trace is a rank (its `meta`; 0 is the highest); the `customdata` of its points begin with the head; hover
+    boxes show intervals. `chosen`, a layer's label and a head's number, adds a last trace: the ring ("chosen").
     """
-    if len(layers) != len(values):
-        raise InputError(f"`layers` must have one label for each of the {len(values)} layers; got {len(layers)}.")
+    values, layers, low, high = getattr(view, number), view.layers, view.low.get(number), view.high.get(number)
     ranked_head = np.argsort(-values, axis=1, kind="stable")  # within each layer; NaN goes last
     ranked_value = np.take_along_axis(values, ranked_head, axis=1)
     heads = values.shape[1]
@@ -104,23 +82,15 @@ def rank_lines(
         template=FIGURE_STYLE,
         height=400,
         hovermode="closest",
-        xaxis={"title": {"text": "layer"}} | _layer_ticks(layers),
-        yaxis={"title": {"text": quantity}, "range": [-0.04, 1.04], "tickvals": [0, 0.25, 0.5, 0.75, 1]},
+        xaxis={"title": {"text": "layer"}} | ({"tickvals": list(layers)} if len(layers) <= MOST_LAYER_TICKS else {}),
+        yaxis={
+            "title": {"text": _quantity(number, view.nouns)},
+            "range": [-0.04, 1.04],
+            "tickvals": [0, 0.25, 0.5, 0.75, 1],
+        },
         margin={"t": 40},
     )
     return figure
-
-
-def rank_lines_of(view: FocusNumbers, number: str, chosen: tuple[int, int] | None = None) -> go.Figure:
-    """Draws the figure of a statistic (`number`); `chosen` is as in `rank_lines`."""
-    return rank_lines(
-        getattr(view, number),
-        view.layers,
-        quantity=_quantity(number, view.nouns),
-        low=view.low.get(number),
-        high=view.high.get(number),
-        chosen=chosen,
-    )
 
 
 def _quantity(number: str, nouns: Nouns) -> str:
@@ -173,7 +143,3 @@ def _ring(values: Float[np.ndarray, "layer head"], layers: Sequence[int], chosen
         "showlegend": True,
         "meta": "chosen",
     }
-
-
-def _layer_ticks(layers: Sequence[int]) -> dict[str, object]:
-    return {"tickvals": list(layers)} if len(layers) <= MOST_LAYER_TICKS else {}

@@ -11,7 +11,7 @@ from ...draw.chart import ByChoice
 from ...draw.numbers import FocusNumbers
 from ...draw.section import Section
 from ...draw.text import percent
-from .figures import focus_chart, rank_lines_of
+from .figures import focus_chart, rank_lines
 
 MANY: Final = 0.5
 """A head counts as attending to a token if the token has the highest score in at least this share of rows."""
@@ -113,7 +113,7 @@ def _plain(view: FocusNumbers, figure: _Figure, call: str) -> Section:
         numbered=True,
         reading=figure.reading,
         caveat=f"{figure.caveat} {_rows_in_words(view)}",
-        figures={figure.name.replace("_", "-"): rank_lines_of(view, figure.number)},
+        figures={figure.name.replace("_", "-"): rank_lines(view, figure.number)},
         call=f'{call}.plot("{figure.name}")',
     )
 

@@ -31,6 +31,7 @@ from ...maths.update_statistics import STATISTICS as OF_UPDATES
 from ...maths.update_statistics import UpdateStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...results.by_layer import table_of
 from ...results.quantity import Places
 from ...results.table import framed
 from ...runs.options import StreamOptions
@@ -210,52 +211,29 @@ class OddHeads(OddHeadStatistics, SummedTable):
         all heads and statistics, peers (the median over heads), score, and steady: whether the whole interval lies
         beyond the critical score. A steady head would also be unusual on other texts.
         """
-        rows = [*self._collapsed(), *self._unusual()]
-        return pd.DataFrame(rows, columns=_COLUMNS)
-
-    def _collapsed(self) -> list[dict[str, Any]]:
-        collapsed = []
+        heads = pd.concat([self._heads_by(name) for name in STATISTICS], ignore_index=True)
+        classes = [self.collapse[layer][head] for layer, head in zip(heads["layer"], heads["head"], strict=True)]
+        parts = []
         for name in CLASSES:
-            statistic = "entropy" if name == "low entropy" else "bos_mass"
-            places = [
-                (place, head)
-                for place, layer in enumerate(self.layers)
-                for head, class_of_head in enumerate(self.collapse[layer])
-                if class_of_head == name
-            ]
-            rows = [self._row(name, statistic, *place) for place in places]
-            collapsed += sorted(rows, key=lambda row: row["value"], reverse=name != "low entropy")
-        return collapsed
+            by = heads["statistic"] == ("entropy" if name == "low entropy" else "bos_mass")
+            some = heads[by & (pd.Series(classes) == name)].assign(reason=name, steady=None)
+            parts.append(some.sort_values("value", ascending=name == "low entropy", kind="stable"))
+        unusual = heads[heads["score"].abs() > self.critical].assign(reason="unusual")
+        parts.append(unusual.sort_values("score", key=lambda score: -score.abs(), kind="stable"))
+        return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)[_COLUMNS]
 
-    def _unusual(self) -> list[dict[str, Any]]:
-        rows = []
-        for statistic in STATISTICS:
-            score = self.robust_score(statistic)[list(self.layers)]
-            for place, head in (score.abs() > self.critical).nonzero().tolist():
-                rows.append(self._row("unusual", statistic, place, head))
-        return sorted(rows, key=lambda row: -abs(row["score"]))
-
-    def _row(self, reason: str, statistic: str, place: int, head: int) -> dict[str, Any]:
-        number = STATISTICS.place(statistic)
-        low, high = (float(end[number, place, head]) for end in self._simultaneous)
-        means = self._by_text(statistic).mean
+    def _heads_by(self, statistic: str) -> pd.DataFrame:
+        """One row per head: its value of a statistic, as in `odd`."""
+        low, high = (ends[STATISTICS.place(statistic)] for ends in self._simultaneous)
+        means, is_magnitude = self._by_text(statistic).mean, statistic == "magnitude"
         middle, wide = spread_of(_compared(statistic, means).flatten())
-        ends = _compared(statistic, torch.tensor([low, high]).clamp_min(0 if statistic == "magnitude" else -math.inf))
-        beyond = (ends - middle) / wide if wide > 0 else torch.zeros(2)
-        score = float(robust_scores(_compared(statistic, means))[place, head])
-        steady = bool((beyond * math.copysign(1, score) > self.critical).all()) if reason == "unusual" else None
-        return {
-            "layer": self.layers[place],
-            "head": head,
-            "reason": reason,
-            "statistic": statistic,
-            "value": float(means[place, head]),
-            "low": low,
-            "high": high,
-            "peers": float(means.nanmedian() if statistic == "magnitude" else middle),
-            "score": score,
-            "steady": steady,
-        }
+        ends = _compared(statistic, torch.stack([low, high]).clamp_min(0 if is_magnitude else -math.inf))
+        beyond = (ends - middle) / wide if wide > 0 else torch.zeros_like(ends)
+        score = robust_scores(_compared(statistic, means))
+        steady = (beyond * score.sign() > self.critical).all(dim=0)
+        columns = {"value": means, "low": low, "high": high, "score": score, "steady": steady}
+        frame = table_of({"layer": self.layers, "head": range(self._heads)}, columns)
+        return frame.assign(statistic=statistic, peers=float(means.nanmedian() if is_magnitude else middle))
 
     @property
     def _places(self) -> Places:

@@ -153,11 +153,17 @@ class Redundancy(SummedTable):
         if name == "within":
             rows = {"layer": [layer for layer in self.layers for _ in one], "head": one * len(self.layers)}
             rows["other_head"] = other * len(self.layers)
-            return Places(rows, tuple(rows.values()), str, things="pairs", spread=self._within_all)
+            return Places(
+                rows, tuple(rows.values()), str, things="pairs",
+                spread=lambda pairs: self._by_layer(self._found.square(pairs)),
+            )  # fmt: skip
         pairs = [(*one, *other) for one, other in combinations(self._heads_measured, 2)]
         names = ("layer", "head", "other_layer", "other_head")
         rows = dict(zip(names, map(list, zip(*pairs, strict=True)), strict=True)) if pairs else {}
-        return Places(rows, tuple(rows.values()), str, things="pairs", spread=self._between_all)
+        return Places(
+            rows, tuple(rows.values()), str, things="pairs",
+            spread=lambda pairs: self._everywhere(self._found.between_all(pairs)),
+        )  # fmt: skip
 
     @property
     def effective_heads(self) -> Float[Tensor, " layer"]:
@@ -355,12 +361,6 @@ class Redundancy(SummedTable):
         """The layer with the fewest effective heads."""
         effective = self.effective_heads[list(self.layers)].nan_to_num(torch.inf)
         return self.layers[int(effective.argmin())]
-
-    def _within_all(self, pairs: Float[Tensor, "layer pair"]) -> Float[Tensor, "all_layers head head"]:
-        return self._by_layer(self._found.square(pairs))
-
-    def _between_all(self, pairs: Float[Tensor, " pair"]) -> Float[Tensor, "all head all head"]:
-        return self._everywhere(self._found.between_all(pairs))
 
     def _everywhere(self, measured: Float[Tensor, "layer head layer head"]) -> Float[Tensor, "all head all head"]:
         """Extends the array to all layers of the model."""

@@ -66,7 +66,10 @@ def verdict_map(
         go.Heatmap(
             z=[[names.index(name) if name else None for name in row] for row in verdicts],
             x=list(range(heads)),
-            y=[_layer_label(layer, share) for layer, share in zip(layers, null_share, strict=True)],
+            y=[
+                str(layer) if math.isnan(share) else f"{layer} · {percent(share, 0)}"
+                for layer, share in zip(layers, null_share, strict=True)
+            ],
             zmin=-0.5,
             zmax=count - 0.5,
             colorscale=steps,
@@ -92,10 +95,6 @@ def verdict_map(
     figure.update_xaxes(title="head", dtick=1 if heads <= 32 else None, showgrid=False)
     figure.update_yaxes(title="layer · null share", autorange="reversed", type="category", showgrid=False)
     return figure
-
-
-def _layer_label(layer: int, share: float) -> str:
-    return str(layer) if math.isnan(share) else f"{layer} · {percent(share, 0)}"
 
 
 def _hover(layer: int, head: int, verdict: str, numbers: Sequence[HeadValues], place: int) -> str:

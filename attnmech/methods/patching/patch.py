@@ -17,7 +17,7 @@ from ...basics.arguments import index_of, option
 from ...basics.fields import check_rows
 from ...basics.public import public
 from ...errors import InputError
-from ...interventions import Head, Heads, Intervention, Positions, Values, checked_heads
+from ...interventions import Head, Heads, Intervention, Positions, checked_heads
 from ...maths.intervals import TextMeans, difference
 from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
@@ -240,7 +240,10 @@ def patch(
     if at in BY_HEAD:
         chosen = _chosen(model, at, heads, layers)
         values = pairs.values(model, at, sorted({layer for layer, _ in chosen}))
-        changes = [_in_head(at, head, values, at_positions, stack.label) for head in chosen]
+        changes = [
+            Intervention.replace([head], values[head[0]], point=at, positions=at_positions, stack=stack.label)  # type: ignore[arg-type]
+            for head in chosen
+        ]
         named = "all" if isinstance(heads, str) else [list(head) for head in chosen]
         swept = run.sweep(changes, noted | {"heads": named, "positions": at_positions})
         by_kv_head = at in ("k", "v") and stack.n_kv_heads < stack.n_heads
@@ -252,7 +255,10 @@ def patch(
     values = pairs.values(model, at, rows)
     places = [(layer, position) for layer in dict.fromkeys(rows) for position in columns]
     swept = run.sweep(
-        [_at_position(at, *place, values, stack.label) for place in places],
+        [
+            Intervention.stream(at, [layer], values[layer], positions=[position], stack=stack.label)  # type: ignore[arg-type]
+            for layer, position in places
+        ],
         noted | {"layers": rows, "positions": columns},
     )
     return PositionEffects(**effect_fields(places, length, swept, f"patching {at}"), **of_clean)
@@ -284,16 +290,6 @@ def _chosen(model: HookedModel, at: str, heads: Heads, layers: Iterable[int] | N
         index_of("heads", head, stack.n_kv_heads, f"at={at!r} is indexed by kv head; each layer has {stack.n_kv_heads}")
     require_heads(model.points, stack, named, within, "of each layer of this model")
     return list(named)
-
-
-def _in_head(
-    at: str, head: Head, values: Mapping[int, Values], positions: Sequence[int] | None, stack: str
-) -> Intervention:
-    return Intervention.replace([head], values[head[0]], point=at, positions=positions, stack=stack)  # type: ignore[arg-type]
-
-
-def _at_position(at: str, layer: int, position: int, values: Mapping[int, Values], stack: str) -> Intervention:
-    return Intervention.stream(at, [layer], values[layer], positions=[position], stack=stack)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

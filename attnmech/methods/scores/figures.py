@@ -116,7 +116,7 @@ def triangle_chart(
         ternary={"sum": 1}
         | {
             f"{corner}axis": {
-                "title": {"text": _corner_title(term, term in shares)},
+                "title": {"text": TERMS[term].label + ("" if term in shares else "<br>(not in this model)")},
                 "color": TERMS[term].colour,
                 "tickformat": ".0%",
                 "tickvals": [0.25, 0.5, 0.75],
@@ -230,10 +230,6 @@ def key_terms_chart(
         annotations=[] if terms else [_no_key_terms()],
     )
     return Chart(figure, tuple(slots))
-
-
-def _corner_title(term: str, in_model: bool) -> str:
-    return TERMS[term].label + ("" if in_model else "<br>(not in this model)")
 
 
 _OF_RANK: Final = ("layer", "head", "rank")

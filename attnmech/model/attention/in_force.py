@@ -315,10 +315,6 @@ class InForce:
         now = self.under_way
         now.notes = replace(now.notes, **facts)
 
-    def begin_layer(self) -> None:
-        """Forgets the notes on the previous layer."""
-        self.under_way.notes = Notes()
-
     def end_layer(self, stack: str, layer: int) -> None:
         """Shows the layer to its observers, then frees the values that were kept only for the observers."""
         now = self.under_way

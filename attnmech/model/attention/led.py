@@ -1,7 +1,4 @@
-"""Replaces the attention of LED, an encoder-decoder whose encoder has a window and global tokens.
-
-The encoder attends as Longformer does; self-attention and cross-attention of the decoder are BART's, in separate code.
-"""
+"""Runs the encoder of LED, which attends within a window and to global tokens, as Longformer does."""
 
 from functools import partial
 from typing import Any
@@ -9,24 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
-from ..parts.mask import MaskRule
 from .local_global import WindowRule, halve
-from .replaced_attention import MvpAttention
-
-
-class LedDecoderAttention(MvpAttention):
-    """Self-attention and cross-attention of LED's decoder, which also return a cache."""
-
-    def forward(  # type: ignore[override]
-        self,
-        hidden_states: Tensor,
-        key_value_states: Tensor | None = None,
-        attention_mask: MaskRule | None = None,
-        past_key_values: Any = None,
-        **_: Any,
-    ) -> tuple[Tensor, None, Any]:
-        """transformers' signature: returns attn_raw, no weights, and the cache unchanged."""
-        return (*super().forward(hidden_states, key_value_states, attention_mask), past_key_values)
 
 
 def with_halves_in_encoder(base: nn.Module) -> None:

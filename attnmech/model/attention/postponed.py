@@ -151,6 +151,10 @@ class Postponed(Tensor):
                 )
             return Postponed.of(replace(made, rules=(*made.rules, rule)), self, shape)
 
+    def masked_fill(self, mask: Any, value: Any) -> Tensor:
+        """torch's method, which takes no rule; a rule hides the keys that it does not allow (MPT)."""
+        return self.hidden_by(mask) if isinstance(mask, MaskRule) else super().masked_fill(mask, value)
+
 
 def computed(postponed: Postponed, step: str) -> Tensor:
     """The value of a postponed product, computed for a step that is not part of attention."""
@@ -244,7 +248,7 @@ def _scaled(scores: Postponed, number: float) -> Postponed | None:
     return _like(scores, factor=made.factor * number, added=tuple(number * term for term in made.added))
 
 
-def _plus(name: str, one: Any, other: Any, *_: Any, alpha: float = 1.0) -> Any:
+def _plus(name: str, one: Any, other: Any, *_: Any, alpha: float | int = 1.0) -> Any:
     scores, value = (one, other) if isinstance(one, Postponed) else (other, one)
     if scores._made.is_pattern or alpha != 1 or not isinstance(value, Tensor):
         return None
@@ -252,7 +256,7 @@ def _plus(name: str, one: Any, other: Any, *_: Any, alpha: float = 1.0) -> Any:
     return None if term is None else _like(scores, added=(*scores._made.added, term))
 
 
-def _minus(name: str, one: Any, other: Any, *_: Any, alpha: float = 1.0) -> Any:
+def _minus(name: str, one: Any, other: Any, *_: Any, alpha: float | int = 1.0) -> Any:
     plain = isinstance(one, Postponed) and isinstance(other, Tensor) and not isinstance(other, Postponed)
     return _plus(name, one, -other, alpha=alpha) if plain else None
 
@@ -285,7 +289,7 @@ def _softmax(name: str, scores: Any, dim: Any = None, *_: Any, **options: Any) -
     return Postponed.of(made, scores, scores.shape, options.get("dtype"))
 
 
-def _dropped(name: str, pattern: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
+def _dropped(name: str, pattern: Any, p: float | int = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
     if not p or not training:
         return pattern
     raise UnsupportedModelError("it applies attention dropout although it is in eval mode.")
@@ -368,14 +372,13 @@ class _Postponing(TorchFunctionMode):
             return Postponed.of(
                 Product(args[0], args[1], self._taker), args[0], (*args[0].shape[:-1], args[1].shape[-1])
             )
-        if name == "baddbmm" and len(args) == 3 and set(kwargs) <= {"beta", "alpha"} and _are_by_head(*args[1:]):
-            start, left, right = args
-            made = Product(left, right, self._taker, float(kwargs.get("alpha", 1.0)))
-            scores = Postponed.of(made, left, (*left.shape[:-1], right.shape[-1]))
-            beta = float(kwargs.get("beta", 1.0))
-            return (
-                _like(scores, added=(start if beta == 1 else beta * start,)) if beta and bool(start.any()) else scores
-            )
+        if name == "baddbmm" and set(kwargs) <= {"batch1", "batch2", "beta", "alpha"}:
+            start, left, right = (*args, kwargs.get("batch1"), kwargs.get("batch2"))[:3]
+            if _are_by_head(left, right):
+                made = Product(left, right, self._taker, float(kwargs.get("alpha", 1.0)))
+                scores = Postponed.of(made, left, (*left.shape[:-1], right.shape[-1]))
+                term = float(kwargs.get("beta", 1.0)) * start
+                return _like(scores, added=(term,)) if bool(term.any()) else scores
         return func(*args, **kwargs)
 
 
@@ -384,7 +387,9 @@ def _are_by_head(left: Any, right: Any, *_: Any) -> bool:
         return False
     if not isinstance(left, Tensor) or not isinstance(right, Tensor) or left.ndim not in (3, 4):
         return False
-    return left.ndim == right.ndim and left.shape[:-2] == right.shape[:-2] and left.is_floating_point()
+    if left.ndim != right.ndim or left.shape[0] != right.shape[0] or not left.is_floating_point():
+        return False
+    return left.ndim == 3 or right.shape[1] in (1, left.shape[1])
 
 
 # -- modules -----------------------------------------------------------------------------------------------------
@@ -501,8 +506,8 @@ class Watching(Taker):
 
     def take(self, made: Product, values: Tensor) -> Tensor:
         self.modules.append(self._under_way[-1])
-        pattern = made.value()
-        return pattern.reshape(*values.shape[:-2], *pattern.shape[-2:]) @ values
+        pattern = made.value().to(values.dtype)
+        return (pattern if pattern.ndim == values.ndim else pattern.flatten(0, 1)) @ values
 
     def give_up(self, step: str) -> None:
         pass

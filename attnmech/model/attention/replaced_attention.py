@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
-from ..parts.mask import MaskRule, rule_of
-from ..parts.position import rotate_halves, rotate_pairs
-from ..parts.weights import Columns, Fused, Layout, Separate
+from ..parts.mask import MaskRule
+from ..parts.position import rotate_pairs
+from ..parts.weights import Columns, Layout, Separate
 from .attend import Site, attend
 
 _BY_HEAD = "batch position head d_head -> batch head position d_head"
@@ -26,15 +26,12 @@ class StandIn(nn.Module):
     attnmech_site: Site
     layout: Layout
     out_name: str
-    scale_name: str = ""
-    """The attribute of the original module with the factor of its scores."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
         for name, module in original.named_children():
             self.add_module(name, module)
         self.heads = int(getattr(original, "num_heads", 0) or getattr(original, "n_heads", 0) or 0)
-        self.scale = float(getattr(original, self.scale_name)) if self.scale_name else 1.0
 
     def project(self, hidden_states: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
         """q, k, v `[batch head position d_head]`."""
@@ -48,78 +45,6 @@ class StandIn(nn.Module):
             rearrange(z, "batch position head d_head -> batch position (head d_head)")
         )
         return merged
-
-
-class BloomAttention(StandIn):
-    """BLOOM: ALiBi added to the scaled product; the module adds the stream itself."""
-
-    layout = Fused("query_key_value", "head qkv d_head")
-    out_name = "dense"
-    scale_name = "inv_norm_factor"
-
-    def forward(
-        self, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: MaskRule, **_: Any
-    ) -> tuple[Tensor, None]:
-        """transformers' signature: returns the new residual stream, and no weights."""
-        q, k, v = self.project(hidden_states, self.heads, self.heads)
-        position = rearrange(alibi, "(batch head) query key -> batch head query key", head=self.heads)
-        z = attend(q, k, v, scale=self.scale, position=position, mask=attention_mask, site=self.attnmech_site)
-        return residual + self.merge(z), None
-
-
-class MptAttention(StandIn):
-    """MPT: ALiBi counted from the last position, added to the scaled product."""
-
-    layout = Fused("Wqkv", "qkv head d_head")
-    out_name = "out_proj"
-    scale_name = "softmax_scale"
-
-    def forward(
-        self, hidden_states: Tensor, position_bias: Tensor, attention_mask: MaskRule, **_: Any
-    ) -> tuple[Tensor, None]:
-        """transformers' signature: returns attn_raw, and no weights."""
-        q, k, v = self.project(hidden_states, self.heads, self.heads)
-        position = position_bias[None, :, -q.shape[2] :, -k.shape[2] :]
-        z = attend(q, k, v, scale=self.scale, position=position, mask=attention_mask, site=self.attnmech_site)
-        return self.merge(z), None
-
-
-def falcon_layout(heads: int, kv_heads: int, d_head: int) -> Columns:
-    """Falcon's layout: for each kv head its queries, its key and its value."""
-    slots = torch.arange((heads // kv_heads + 2) * kv_heads * d_head).view(kv_heads, -1, d_head)
-    q, k, v = (tuple(part.flatten().tolist()) for part in (slots[:, :-2], slots[:, -2], slots[:, -1]))
-    return Columns(("query_key_value",) * 3, (q, k, v))
-
-
-class FalconAttention(StandIn):
-    """Falcon: rotary; or ALiBi inside the scaling, (q·k + slope·j)/√d, added once, as in training."""
-
-    out_name = "dense"
-    scale_name = "inv_norm_factor"
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__(original)
-        self.kv_heads = int(original.num_kv_heads)  # type: ignore[arg-type]
-        self.layout = falcon_layout(self.heads, self.kv_heads, int(original.head_dim))  # type: ignore[arg-type]
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        alibi: Tensor | None,
-        attention_mask: MaskRule,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        """transformers' signature: returns attn_raw, and no weights."""
-        q, k, v = self.project(hidden_states, self.heads, self.kv_heads)
-        position = None
-        if alibi is not None:
-            position = self.scale * alibi.reshape(q.shape[0], self.heads, 1, -1)
-        elif position_embeddings is not None:
-            cos, sin = (table[:, None] for table in position_embeddings)
-            q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
-        z = attend(q, k, v, scale=self.scale, position=position, mask=attention_mask, site=self.attnmech_site)
-        return self.merge(z), None
 
 
 class GPTJAttention(StandIn):
@@ -188,7 +113,7 @@ class GPTNeoAttention(StandIn):
         """transformers' signature: returns attn_raw, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         mask = attention_mask if self.window is None else attention_mask.within(self.window)
-        z = attend(q, k, v, scale=self.scale, position=None, mask=mask, site=self.attnmech_site)
+        z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
         return self.merge(z), None
 
 
@@ -201,33 +126,3 @@ def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
             "keeps another one in `attention.bias`, which attnmech cannot read."
         )
     return window if window < len(seen) else None
-
-
-class MvpAttention(StandIn):
-    """MVP: self-attention, or cross-attention to the encoder's states, like BART's but in separate code."""
-
-    layout = Separate("q_proj", "k_proj", "v_proj")
-    out_name = "out_proj"
-    scale_name = "scaling"
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        key_value_states: Tensor | None = None,
-        attention_mask: MaskRule | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        """transformers' signature: returns attn_raw, and no weights."""
-        states = hidden_states if key_value_states is None else key_value_states
-        inputs = {"q_proj": hidden_states, "k_proj": states, "v_proj": states}
-        q, k, v = (
-            rearrange(
-                self.get_submodule(path)(value),
-                "batch position (head d_head) -> batch head position d_head",
-                head=self.heads,
-            )
-            for path, value in inputs.items()
-        )
-        mask = rule_of(attention_mask, q.shape[2], k.shape[2], self.attnmech_site.in_force.under_way.batch)
-        z = attend(q, k, v, scale=self.scale, position=None, mask=mask, site=self.attnmech_site)
-        return self.merge(z), None

@@ -287,7 +287,8 @@ def joined_masks(
 def sort_mask(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor]) -> None:
     """Adds a mask to `seen` (True or −∞ hides a key) and, if it holds other numbers, to `added`."""
     hidden = hides(mask)
-    seen.append(nn.functional.pad(~hidden, (0, further), value=True))
+    if bool(hidden.any()):
+        seen.append(nn.functional.pad(~hidden, (0, further), value=True))
     if mask.dtype == torch.bool:
         return
     rest = mask.masked_fill(hidden, 0.0)

@@ -120,7 +120,8 @@ def _made(path: Path, copy: Path) -> Dequantised:
             types, model, tokenizer = _read(path, nothing=Path(name))
             with _writing(copy.parent):
                 made = Path(name) / "copy"
-                _save(model, tokenizer, made)
+                for part in (model, tokenizer) if tokenizer is not None else (model,):
+                    part.save_pretrained(made)
                 contents = {"files": _digests(made), "types": types}
                 (made / _CONTENTS).write_text(json.dumps(contents, indent=1), encoding="utf-8")
                 if copy.exists():
@@ -129,12 +130,6 @@ def _made(path: Path, copy: Path) -> Dequantised:
         return Dequantised(copy, tuple(types))
     finally:
         lock.release()
-
-
-def _save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
 
 
 @contextmanager

@@ -154,7 +154,11 @@ def load(
     _require_precision(place, kind)
     optional_flag("bos", bos)
     depth = FULL if option("certify", certify, ("short", "full", "again")) == "full" else SHORT
-    _check_tokenizer(tokenizer)
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InputError(
+            f"`tokenizer` must be a transformers tokenizer, or left out; got {shown(tokenizer)}. Make one with "
+            "AutoTokenizer.from_pretrained(folder)."
+        )
     if architecture is not None and not isinstance(architecture, Architecture):
         raise InputError(f"`architecture` must be an am.Architecture; got {shown(architecture)}.")
     plans: tuple[Architecture, ...] = ()
@@ -236,14 +240,6 @@ def _require_precision(device: torch.device | None, dtype: torch.dtype | None) -
     if device is not None and dtype == torch.float64 and float64_device(device) != device:
         raise InputError(
             f'device {str(device)!r} has no float64; use dtype="float32", or device="cpu" for a model in float64.'
-        )
-
-
-def _check_tokenizer(tokenizer: Any) -> None:
-    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise InputError(
-            f"`tokenizer` must be a transformers tokenizer, or left out; got {shown(tokenizer)}. Make one with "
-            "AutoTokenizer.from_pretrained(folder)."
         )
 
 
@@ -383,11 +379,8 @@ def _read_folder(folder: Path, device: torch.device | None, dtype: torch.dtype |
 
 def _tokenizer_of(folder: Path) -> Any:
     """The tokenizer of a folder; None if it has none."""
-    there = any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))
-    return _read_tokenizer(folder) if there else None
-
-
-def _read_tokenizer(folder: Path) -> Any:
+    if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
+        return None
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:

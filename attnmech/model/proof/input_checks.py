@@ -53,7 +53,7 @@ def projected(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     parts = zip("qkv", inputs, (w.W_Q, w.W_K, w.W_V), (w.b_Q, w.b_K, w.b_V), strict=True)
     for name, source, weight, b in parts:
         W, rounding = weight.to(probe.wide), probe.weighted(source.shape[-1])
-        product = _by_heads(source, W)
+        product = einsum(source, W, "batch position d_in, head d_in d_head -> batch position head d_head")
         bias = product.new_zeros(()) if b is None else b.to(probe.wide)
         summed = norm_of(source)[..., None, None] * norm_of(W, 1) + bias.abs()
         allowed = rounding * summed + steps * (product.abs() + bias.abs())
@@ -93,8 +93,3 @@ def latent_values(layout: Expanded, probe: Probe, run: ProbeRun, layer: int) -> 
         # Even in a float64 model, norms of these families compute in float32.
         limit = max(probe.local, step_tolerance(torch.float32))
         yield probe.compared(run, layer, captured.to(probe.wide), expected, by_row(expected, limit))
-
-
-def _by_heads(x: Tensor, W: Tensor) -> Tensor:
-    """x W of every head."""
-    return einsum(x, W, "batch position d_in, head d_in d_head -> batch position head d_head")

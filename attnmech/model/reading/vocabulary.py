@@ -6,7 +6,7 @@ and N the norm of the embedding (BERT, BLOOM). If positions and norm have the wi
 ELECTRA, RemBERT), the projection comes last: row_v = c · P N(s · E_v + further).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
@@ -88,10 +88,6 @@ class Vocabulary:
         projected = x @ matrix_of(self.projection).detach().to(x)
         bias = bias_of(self.projection)
         return projected if bias is None else projected + bias.detach().to(x)
-
-    def without_norm(self) -> "Vocabulary":
-        """The same rows, before the norm of the embedding."""
-        return replace(self, norm=None)
 
 
 def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:

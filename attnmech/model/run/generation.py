@@ -146,7 +146,8 @@ class Continuing:
             acts = self.run(batch, asked)
             chosen = sampling.choose(acts.logits[:, -1])
             if points:
-                steps.append(acts if keeps_logits else _without_logits(acts))
+                kept = {key: value for key, value in acts.values.items() if keeps_logits or key != ("logits", None)}
+                steps.append(acts if keeps_logits else replace(acts, values=kept, value_norms={}))
             batch = self._longer(batch, chosen, ended, ends)
             ended = ended | torch.isin(chosen, ends)
             if sampling.stop_at_eos and bool(ended.all()):
@@ -180,11 +181,6 @@ class Continuing:
         if batch.texts_of is not None:
             inputs |= {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
         return self.encode({**inputs, "decoder_input_ids": ids, "decoder_attention_mask": mask})
-
-
-def _without_logits(acts: Activations) -> Activations:
-    values = {key: value for key, value in acts.values.items() if key != ("logits", None)}
-    return replace(acts, values=values, value_norms={})
 
 
 def ends_of(tokenizer: Any, config: Any) -> frozenset[int]:

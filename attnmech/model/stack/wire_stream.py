@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.identities import Kind
+from ..attention.observed import Notes
 from ..parts.modules import first_tensor, submodule, with_first, with_stream
 from .stack import Stack
 
@@ -16,7 +17,7 @@ def wire_stream(stack: Stack, layer: int, block: nn.Module) -> None:
     def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
         if in_force.passes_by(layer):
             return None
-        in_force.begin_layer()
+        in_force.under_way.notes = Notes()
         if not streams:
             return None
         return with_stream(args, kwargs, lambda x: _visit(stack, "resid_pre", layer, x, "pre_in", "pre"))

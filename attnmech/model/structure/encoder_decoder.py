@@ -89,9 +89,15 @@ class _StacksReader(Reader):
 
     def architectures(self) -> tuple[Architecture, ...]:
         """The architectures of the three stacks, in the order in which the certificate names them."""
-        self._require_one_vocabulary()
+        tokens = getattr(self._model.config, "decoder_vocab_size", None) or len(self._rows)
+        if tokens != len(self._rows):
+            raise UnreadableError(
+                f"its encoder has {len(self._rows)} tokens and its decoder {tokens}; attnmech needs one vocabulary"
+            )
         places = self._places_of_stacks(self._run({}))
-        trace = self._run(self._every_module(), self._reading(places))
+        named = self._base.named_modules()
+        modules = {path: module for path, module in named if path and not isinstance(module, nn.ModuleList)}
+        trace = self._run(modules, self._reading(places))
         self._require_one_embedding(trace)
         encoder, decoder, cross = (self._plan_of(label) for label in _LABELS)
         self._ids = self._of_encoder
@@ -138,14 +144,6 @@ class _StacksReader(Reader):
             )
         return "cross"
 
-    def _require_one_vocabulary(self) -> None:
-        """Raises `UnreadableError` if the decoder's vocabulary differs in size from the encoder's."""
-        tokens = getattr(self._model.config, "decoder_vocab_size", None) or len(self._rows)
-        if tokens != len(self._rows):
-            raise UnreadableError(
-                f"its encoder has {len(self._rows)} tokens and its decoder {tokens}; attnmech needs one vocabulary"
-            )
-
     def _require_one_embedding(self, trace: Trace) -> None:
         for call in trace.calls:
             table, ids = call.module, call.input
@@ -159,12 +157,6 @@ class _StacksReader(Reader):
                 raise UnreadableError("its encoder and its decoder embed tokens with different matrices")
 
     # -- the blocks ------------------------------------------------------------------------------------------
-
-    def _every_module(self) -> dict[str, nn.Module]:
-        return {
-            path: module for path, module in self._base.named_modules()
-            if path and not isinstance(module, nn.ModuleList)
-        }  # fmt: skip
 
     def _reading(self, places: Mapping[str, _Place]) -> Callable[[Trace, str], None]:
         """Returns the function that reads a block, of the encoder or the decoder, as it ends."""

@@ -10,27 +10,17 @@ from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
-from torch import nn
 
 from ...errors import UnsupportedModelError
 from ..attention.disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
-from ..attention.led import LedDecoderAttention, with_halves_in_encoder
+from ..attention.led import with_halves_in_encoder
 from ..attention.local_global import LongformerAttention, with_halves
-from ..attention.replaced_attention import (
-    BloomAttention,
-    CodeGenAttention,
-    FalconAttention,
-    GPTJAttention,
-    GPTNeoAttention,
-    MptAttention,
-    MvpAttention,
-    codegen_layout,
-    falcon_layout,
-)
+from ..attention.postponed import through_attend
+from ..attention.replaced_attention import CodeGenAttention, GPTJAttention, GPTNeoAttention, codegen_layout
 from ..attention.two_stream import XLNetAttention, XLNetCore
 from ..parts.gates import HalfOfRow
 from ..parts.position import HALVES, PAIRS, Alibi, alibi_slopes_mpt
-from ..parts.weights import Fused, Separate
+from ..parts.weights import Columns, Fused, Separate
 from .architecture import Architecture
 
 Config: TypeAlias = Any
@@ -49,14 +39,14 @@ def _bloom(config: Config) -> Architecture:
         blocks="h",
         final_norm="ln_f",
         attention="self_attention",
-        qkv=BloomAttention.layout,
+        qkv=Fused("query_key_value", "head qkv d_head"),
         out="self_attention.dense",
         attn_norm="input_layernorm",
         mid_norm="post_attention_layernorm",
         mlp_out="mlp.dense_4h_to_h",
         embed_norm="word_embeddings_layernorm",
         alibi=Alibi(),
-        replacement=BloomAttention,
+        replacement=through_attend,
     )
 
 
@@ -68,13 +58,13 @@ def _mpt(config: Config) -> Architecture:
         blocks="blocks",
         final_norm="norm_f",
         attention="attn",
-        qkv=MptAttention.layout,
+        qkv=Fused("Wqkv", "qkv head d_head"),
         out="attn.out_proj",
         attn_norm="norm_1",
         mid_norm="norm_2",
         mlp_out="ffn.down_proj",
         alibi=Alibi(alibi_slopes_mpt, from_end=True),
-        replacement=MptAttention,
+        replacement=through_attend,
         position_limit=config.max_seq_len,
     )
 
@@ -86,19 +76,22 @@ def _falcon(config: Config) -> Architecture:
     serial = not (config.parallel_attn or config.new_decoder_architecture)
     kv_heads = int(config.num_kv_heads) if shared else 1
     d_head = config.hidden_size // heads
+    # For each kv head its queries, its key and its value.
+    slots = torch.arange((heads // kv_heads + 2) * kv_heads * d_head).view(kv_heads, -1, d_head)
+    q, k, v = (tuple(part.flatten().tolist()) for part in (slots[:, :-2], slots[:, -2], slots[:, -1]))
     return Architecture(
         name="Falcon",
         blocks="h",
         final_norm="ln_f",
         attention="self_attention",
-        qkv=falcon_layout(heads, kv_heads, d_head),
+        qkv=Columns(("query_key_value",) * 3, (q, k, v)),
         out="self_attention.dense",
         attn_norm="ln_attn" if two_norms else "input_layernorm",
         mid_norm="post_attention_layernorm" if serial else None,
         mlp_out="mlp",
         alibi=Alibi(factor=d_head**-0.5, rounded_to=torch.bfloat16) if config.alibi else None,
         rotary=None if config.alibi else HALVES,
-        replacement=FalconAttention,
+        replacement=through_attend,
         trusted="sdpa" if config.alibi else None,
         n_heads=heads,
         n_kv_heads=kv_heads,
@@ -372,9 +365,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
     return encoder, decoder, cross
 
 
-def _like_bart(
-    name: str, config: Config, attention: Callable[[nn.Module], nn.Module], limits: tuple[int, int]
-) -> tuple[Architecture, Architecture, Architecture]:
+def _like_bart(name: str, config: Config, limits: tuple[int, int]) -> tuple[Architecture, Architecture, Architecture]:
     """Encoder, decoder and cross-attention in post-norm blocks; `limits` are the positions of encoder and decoder."""
     encoder = Architecture(
         name=name,
@@ -390,7 +381,8 @@ def _like_bart(
         embed_norm="encoder.layernorm_embedding",
         embed_scale=config.d_model**0.5 if getattr(config, "scale_embedding", False) else 1.0,
         head_refused="there is no norm between its last block and its unembedding",
-        replacement=attention,
+        query_scale=(config.d_model // config.encoder_attention_heads) ** -0.5,
+        replacement=through_attend,
         position_limit=limits[0],
         n_heads=config.encoder_attention_heads,
         causal=False,
@@ -403,6 +395,7 @@ def _like_bart(
         interposed="cross",
         interposed_norm="encoder_attn_layer_norm",
         embed_norm="decoder.layernorm_embedding",
+        query_scale=(config.d_model // config.decoder_attention_heads) ** -0.5,
         position_limit=limits[1],
         n_heads=config.decoder_attention_heads,
         causal=True,
@@ -431,7 +424,7 @@ def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
     if config.use_prompt:
         _refuse("use_prompt=True (keys and values that belong to no token)")
     limit = config.max_position_embeddings
-    encoder, decoder, cross = _like_bart("MVP", config, MvpAttention, (limit, limit))
+    encoder, decoder, cross = _like_bart("MVP", config, (limit, limit))
     if not config.is_encoder_decoder:
         return replace(decoder, stack="", interposed="", interposed_norm=None, hands_on=False)
     return encoder, decoder, cross
@@ -439,12 +432,13 @@ def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
 
 def _led(config: Config) -> tuple[Architecture, ...]:
     limits = config.max_encoder_position_embeddings, config.max_decoder_position_embeddings
-    encoder, decoder, cross = _like_bart("LED", config, LedDecoderAttention, limits)
+    encoder, decoder, cross = _like_bart("LED", config, limits)
     encoder = replace(
         encoder,
         attention="self_attn.longformer_self_attn",
         qkv=LongformerAttention.layout,
         out="self_attn.output",
+        query_scale=1.0,
         gate=HalfOfRow(),
         windows=_windows(config),
         replacement=LongformerAttention,
