@@ -69,10 +69,10 @@ class Fused:
         """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
         return self.split([output], heads, kv_heads, rest="batch position")[2]
 
-    def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """The projection's output, reassembled from q, k and v `[batch position head d_head]`."""
-        pattern = f"qkv batch position head d_head -> batch position ({self.layout})"
-        return [rearrange(torch.stack(qkv), pattern)]
+    def taken(self, path: str, width: int, heads: int) -> dict[str, tuple[int, ...]]:
+        """q, k and v, each with its columns in the projection's output."""
+        parts = self.split([torch.arange(width)[None]], heads, heads, rest="one")
+        return {name: tuple(part.flatten().tolist()) for name, part in zip("qkv", parts, strict=True)}
 
 
 @public
@@ -94,9 +94,11 @@ class Separate:
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
         """q, k, v with the axes `rest head d_head`, from three outputs with axes `rest features`."""
-        pattern = f"{rest} (head d_head) -> {rest} head d_head"
-        counts = (heads, kv_heads, kv_heads)
-        return tuple(rearrange(x, pattern, head=n) for x, n in zip(outputs, counts, strict=True))
+        return _by_heads(outputs, heads, kv_heads, rest)
+
+    def taken(self, path: str, width: int, heads: int) -> dict[str, tuple[int, ...]]:
+        """The ones among q, k and v that a projection makes, each with its columns: all of them."""
+        return {name: tuple(range(width)) for name, own in zip("qkv", self.paths, strict=True) if own == path}
 
     @property
     def path_of_values(self) -> str:
@@ -126,18 +128,15 @@ class Columns:
         """The paths of the projections within the attention module."""
         return tuple(dict.fromkeys(self.of))
 
-    def taken(self, path: str) -> dict[str, tuple[int, ...]]:
+    def taken(self, path: str, width: int, heads: int) -> dict[str, tuple[int, ...]]:
         """The ones among q, k and v that a projection makes, each with its columns."""
         return {name: columns for name, of, columns in zip("qkv", self.of, self.columns, strict=True) if of == path}
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
         """q, k, v with the axes `rest head d_head`, from the projections' outputs with axes `rest features`."""
         by_path = dict(zip(self.paths, outputs, strict=True))
-        counts = (heads, kv_heads, kv_heads)
-        return tuple(
-            rearrange(select(by_path[path], columns), f"{rest} (head d_head) -> {rest} head d_head", head=count)
-            for path, columns, count in zip(self.of, self.columns, counts, strict=True)
-        )
+        parts = [select(by_path[path], columns) for path, columns in zip(self.of, self.columns, strict=True)]
+        return _by_heads(parts, heads, kv_heads, rest)
 
     @property
     def path_of_values(self) -> str:
@@ -189,10 +188,8 @@ class Expanded:
         """W_Q, W_K and W_V with the axes `rest head d_head`, from the projections' matrices."""
         q, kv, shared = outputs
         both = torch.cat((pad(kv, (0, shared.shape[1])), pad(shared, (kv.shape[1], 0))))
-        chosen = (select(held, own) for held, own in zip((q, both, kv), self.columns, strict=True))
-        counts = (heads, kv_heads, kv_heads)
-        pattern = f"{rest} (head d_head) -> {rest} head d_head"
-        return tuple(rearrange(part, pattern, head=count) for part, count in zip(chosen, counts, strict=True))
+        parts = [select(held, own) for held, own in zip((q, both, kv), self.columns, strict=True)]
+        return _by_heads(parts, heads, kv_heads, rest)
 
     @property
     def path_of_values(self) -> str:
@@ -213,6 +210,11 @@ def select(value: Float[Tensor, "*rest features"], columns: tuple[int, ...]) -> 
     if columns == tuple(range(columns[0], columns[0] + len(columns))):
         return value[..., columns[0] : columns[0] + len(columns)]
     return value[..., list(columns)]
+
+
+def _by_heads(parts: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+    pattern, counts = f"{rest} (head d_head) -> {rest} head d_head", (heads, kv_heads, kv_heads)
+    return tuple(rearrange(part, pattern, head=count) for part, count in zip(parts, counts, strict=True))
 
 
 def _by_head(value: Float[Tensor, "batch position features"], heads: int) -> Tensor:

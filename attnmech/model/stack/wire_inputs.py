@@ -12,7 +12,7 @@ from ...maths.norms import FrozenNorm
 from ..parts.modules import KEY_STATES, has_module, stream_of, submodule, with_stream
 from ..parts.norms import frozen_norm
 from ..parts.position import as_tables, query_factor, tables_for, tables_of
-from ..parts.weights import Columns, Expanded, select
+from ..parts.weights import Columns, Expanded, Layout, select
 from .stack import Stack
 
 
@@ -22,30 +22,10 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
     layout = plan.qkv
     attention = submodule(block, plan.attention)
 
-    def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        names = [stack.point(name) for name in "qkv"]
-        if not any(in_force.wants(name, layer) for name in names):
-            return None
-        assert not isinstance(layout, Expanded)
-        parts = layout.split([output], plan.n_heads, plan.n_kv_heads, rest="batch position")
-        q, k, v = (in_force.visit(name, layer, part) for name, part in zip(names, parts, strict=True))
-        changed = in_force.under_way.gradients or any(in_force.edits(name, layer) for name in names)
-        return layout.join((q, k, v))[0] if changed else None  # type: ignore[union-attr]
-
-    def at_one(name: str, heads: int) -> Callable[..., Tensor | None]:
-        def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            if not in_force.wants(name, layer):
-                return None
-            by_head = rearrange(output, "batch position (head d_head) -> batch position head d_head", head=heads)
-            visited = in_force.visit(name, layer, by_head)
-            return rearrange(visited, "batch position head d_head -> batch position (head d_head)")
-
-        return at_projection
-
-    def at_columns(parts: Mapping[str, tuple[int, ...]]) -> Callable[..., Tensor | None]:
+    def at_columns(taken: Callable[[int], Mapping[str, tuple[int, ...]]]) -> Callable[..., Tensor | None]:
         def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             changed = output
-            for name, columns in parts.items():
+            for name, columns in taken(output.shape[-1]).items():
                 point, heads = stack.point(name), plan.n_heads if name == "q" else plan.n_kv_heads
                 if not in_force.wants(point, layer):
                     continue
@@ -65,20 +45,19 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
         _wire_unread(stack, layer, submodule(attention, path))
     if isinstance(layout, Expanded):
         _wire_latents(stack, layer, attention, layout)
-        submodule(attention, layout.q).register_forward_hook(at_columns({"q": layout.columns[0]}))
-        submodule(attention, layout.kv).register_forward_hook(at_columns({"v": layout.columns[2]}))
-    elif isinstance(layout, Columns):
-        for path in layout.paths:
-            taken = {name: own for name, own in layout.taken(path).items() if name != "v" or not plan.v_norm}
-            submodule(attention, path).register_forward_hook(at_columns(taken))
-    elif len(layout.paths) == 1:
-        submodule(attention, layout.paths[0]).register_forward_hook(at_all)
+        submodule(attention, layout.q).register_forward_hook(at_columns(lambda _: {"q": layout.columns[0]}))
+        submodule(attention, layout.kv).register_forward_hook(at_columns(lambda _: {"v": layout.columns[2]}))
     else:
-        counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
-        for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
-            submodule(attention, path).register_forward_hook(at_one(stack.point(name), heads))
+        for path in dict.fromkeys(layout.paths):
+            taken = cache(partial(_columns_of, layout, path, plan.n_heads, "qk" if plan.v_norm else "qkv"))
+            submodule(attention, path).register_forward_hook(at_columns(taken))
     if not plan.v_norm:
         _wire_values(stack, layer, attention)
+
+
+def _columns_of(layout: Layout, path: str, heads: int, names: str, width: int) -> dict[str, tuple[int, ...]]:
+    """The columns, in the output of a projection, of those among q, k and v that hooks of the projection show."""
+    return {name: columns for name, columns in layout.taken(path, width, heads).items() if name in names}
 
 
 def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
