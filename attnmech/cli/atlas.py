@@ -41,9 +41,9 @@ def atlas(
     column: ColumnOption = None,
     truncate: TruncateOption = False,
     by: Annotated[
-        Literal["attention", "value_weighted", "update", "next_token"],
+        Literal["type", "attention", "value_weighted", "update", "next_token"],
         typer.Option("--by", help="The statistic that orders a head's rows."),
-    ] = "attention",
+    ] = "type",
     k: Annotated[int, typer.Option("-k", min=1, help="The number of example rows of each kind.")] = 10,
     ablate: Annotated[
         int, typer.Option("--ablate", min=0, help="The number of texts on which each head is ablated; 0 for none.")

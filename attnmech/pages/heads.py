@@ -183,13 +183,13 @@ class HeadFacts(ABC):
     def _sentence(self, layer: int, head: int) -> str:
         kinds, name = self.types_of(layer, head), f"L{layer}H{head}"
         if kinds:
-            return f"{self._condition}{name} {self._does(layer, head, kinds[0])}."
+            return f"{self._where(kinds[0])}{name} {self._does(layer, head, kinds[0])}."
         return f"{name}: {'no type is claimed' if self.types is not None else 'types were not measured'}."
 
-    @property
-    def _condition(self) -> str:
-        """Where the types of heads were measured."""
-        return "In random repeated text, " if self.types is not None and self.types.generated else ""
+    def _where(self, kind: str) -> str:
+        """The texts on which a type was measured, as the beginning of a sentence."""
+        types = self.types
+        return "In random repeated text, " if types is not None and types.generated and kind in types.scores else ""
 
     def _does(self, layer: int, head: int, kind: str) -> str:
         """What a head of a claimed type does, as the end of a sentence."""
@@ -217,7 +217,7 @@ class HeadFacts(ABC):
     def _type(self, layer: int, head: int) -> str:
         kinds = self.types_of(layer, head)
         if kinds:
-            return "\n".join(f"{kind}: {self._condition.lower()}{self._share(layer, head, kind)}" for kind in kinds)
+            return "\n".join(f"{kind}: {self._where(kind).lower()}{self._share(layer, head, kind)}" for kind in kinds)
         if self.types is None:
             return ""
         return f"{self.types.why_unclaimed(layer, head)} Highest scores: {self.types.top_scores(layer, head)}."
@@ -297,6 +297,21 @@ class HeadFacts(ABC):
         )
 
     @property
+    def untyped(self) -> Mapping[str, str]:
+        """The heads with a clear effect for which no type is claimed, the largest effect first, under a question."""
+        effects = self.effects
+        if effects is None or self.types is None or self._effect_ends is None:
+            return {}
+        places = [(layer, head) for layer in self.layers for head in range(self.count)]
+        clear = [place for place in places if bool(effects.clear[place])]
+        without = [place for place in clear if not self.types_of(*place)]
+        without.sort(key=lambda place: -abs(float(effects.effect[place])))
+        named = ", ".join(f"L{at[0]}H{at[1]} ({signed(float(effects.effect[at]), '.3f')})" for at in without)
+        listed = f": {named}, in nats of {effects.metric}" if without else ""
+        sentence = f"{len(without)} of {counted(len(clear), noun='head')} with a clear effect{listed}."
+        return {"Effect without a type": sentence} if clear else {}
+
+    @property
     def _clearest_type(self) -> "Headline | None":
         """The head that belongs most clearly to a type, preferably one that does not rest on one token."""
         if self.types is None or self.types.example is None or self.types.example[0] not in self.layers:
@@ -304,7 +319,7 @@ class HeadFacts(ABC):
         layer, head = self.types.example
         kinds = self.types.types_of(layer, head)
         kind = next((kind for kind in kinds if kind not in RESTING), kinds[0])
-        return Headline(f"{self._condition}L{layer}H{head} gives {self._share(layer, head, kind)}.", (layer, head))
+        return Headline(f"{self._where(kind)}L{layer}H{head} gives {self._share(layer, head, kind)}.", (layer, head))
 
 
 _TARGETS: Final = {

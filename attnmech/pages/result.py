@@ -236,7 +236,7 @@ class Report(WritesHtml):
             provenance=provenance.entries,
             setup=self.calls["setup"],
             reasons=self._reasons(len(view.tokens)),
-            brief={"Exactness": self.lead, **self.findings},
+            brief={"Exactness": self.lead, **self.findings, **facts.untyped},
             start=start,
         )
 

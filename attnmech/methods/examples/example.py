@@ -48,6 +48,11 @@ class Example:
         bare = query.lstrip() or query
         return f"{before}{query.removesuffix(bare)}[{bare}]{after}"
 
+    def before(self, key: int) -> str:
+        """The token before a key of the same text; empty if it is not among `tokens`."""
+        at = key - 1 - self.position + self.query_at
+        return self.tokens[at] if 0 <= at < len(self.tokens) else ""
+
     def __str__(self) -> str:
         keys = zip(self.key_tokens[:3], self.key_weights, self.keys, strict=False)
         named = ", ".join(f"{text.strip()!r} {weight:.2f} (at {place})" for text, weight, place in keys)

@@ -182,7 +182,7 @@ class ExampleSums(Reducer):
             if block.rows.stop == block.mask.queries:
                 del run.between[key]
             return (block.pattern * norms).amax(dim=-1), several_keys
-        others = block.mask.once(("other tokens", block.rows), lambda: _other_tokens(block))
+        others = block.mask.once(("other tokens", block.rows), lambda: other_tokens(block))
         return torch.where(others, block.pattern, -torch.inf).amax(dim=-1), block.real[:, None] & others.any(dim=-1)
 
     def _add_rows(self, state: State, scored: "_ScoredRows", run: Run, *, ended: bool) -> None:
@@ -360,7 +360,7 @@ def name_of(by: Statistic) -> str:
     return by if isinstance(by, str) else getattr(by, "__name__", type(by).__name__)
 
 
-def _other_tokens(block: RowBlock) -> Bool[Tensor, "batch 1 row key"]:
+def other_tokens(block: RowBlock) -> Bool[Tensor, "batch 1 row key"]:
     """True at the visible keys that are tokens, but neither the first token of the text nor the query itself."""
     width, batch = block.visible.shape[-1], block.batch.key_tokens(block.stack)
     key = torch.arange(width, device=block.visible.device)

@@ -205,11 +205,7 @@ class _Targets:
         """Finds the targets of the rows that count. A full stop among random tokens does not end a sentence."""
         keys, length = block.scores.shape[-1], block.mask.queries
         tokens = min(keys, length)
-        types = token_types(batch)
-        marks = {name: delimiters & (types == TOKEN_TYPES.index(name)) for name in ("sentence end", "comma", "special")}
-        of_type = targets(batch.ids, batch.first, marks, block.rows, tokens, causal=causal)
-        # Keys that are not tokens are not targets.
-        of_type = {name: pad(on_target, (0, keys - tokens)) for name, on_target in of_type.items()}
+        of_type = targets_of(batch, block, causal, delimiters=delimiters)
         seen = block.visible[:, 0] & rows[..., None]
         by_kind = torch.stack([of_type[name].expand_as(seen) & seen for name in TYPES])
         share = 1 / as_float64(seen.sum(dim=-1).clamp_min(1))
@@ -234,6 +230,18 @@ class _Targets:
             at_distance.permute(1, 2, 0),
             as_float64(pairs[:, 0, 0]).sum(dim=0),
         )
+
+
+def targets_of(
+    batch: Batch, block: RowBlock, causal: bool, *, delimiters: bool = True
+) -> dict[str, Bool[Tensor, "#batch row key"]]:
+    """The targets of every type in a block's rows, also at keys that rows do not see."""
+    keys = block.scores.shape[-1]
+    tokens, types = min(keys, block.mask.queries), token_types(batch)
+    marks = {name: delimiters & (types == TOKEN_TYPES.index(name)) for name in ("sentence end", "comma", "special")}
+    of_type = targets(batch.ids, batch.first, marks, block.rows, tokens, causal=causal)
+    # Keys that are not tokens are not targets.
+    return {name: pad(on_target, (0, keys - tokens)) for name, on_target in of_type.items()}
 
 
 @dataclass(frozen=True)

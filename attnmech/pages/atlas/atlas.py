@@ -36,6 +36,7 @@ from ...runs.reducer import Reducer
 from ...runs.stream import stream
 from ..limits import MAX_TOKENS
 from .result import Atlas
+from .rows import OnTargets
 
 FEW: Final = 16
 """The number of texts at the beginning of the corpus from which small measurements are taken."""
@@ -46,7 +47,7 @@ def atlas(
     model: HookedModel,
     inputs: Iterable[Inputs],
     *,
-    by: Statistic = "attention",
+    by: Statistic = "type",
     k: int = 10,
     ablate: int = 0,
     seed: int = 0,
@@ -65,7 +66,9 @@ def atlas(
     Args:
         model: a model with one stack that reads tokens.
         inputs: texts: a list, an iterator, an `am.Corpus`, or a dataset with a column "text".
-        by: the statistic that orders the rows of examples, as in `am.examples`.
+        by: the statistic that orders the rows of examples: "type", the attention to the targets of the head's type
+            (for an induction head, to tokens that followed an earlier copy) or, of heads without a type and of those
+            that rest on one token, the highest attention to another token; or one of `am.examples`.
         k: the number of example rows of each kind.
         ablate: the number of texts, the first of the corpus, on which every head is ablated, and heads that attend to
             the first token are tested; 0 for none. Intervals need five texts or more.
@@ -85,6 +88,9 @@ def atlas(
     if not model.reads_tokens or len(model.stacks) > 1:
         raise InputError("an atlas needs a model with one stack that reads tokens; see am.examples for other models.")
     ablate, seed, notes = whole_number("ablate", ablate), checked_seed(seed), list[str]()
+    types = _types(model, seed, notes)
+    if by == "type":
+        by = "attention" if types is None else OnTargets.of(types, model.causal)
     reducers = _reducers(model, by, k, seed, notes)
     beginning, corpus = _beginning(inputs, max(FEW, ablate))
     journal = options.get("journal")
@@ -101,7 +107,7 @@ def atlas(
         updates=results.get("updates"),
         ov=results.get("ov"),
         kernel=_kernel(model, texts, results["means"], notes),
-        types=_types(model, seed, notes),
+        types=types,
         composition=_composition(model, notes),
         effects=effects,
         null=null,

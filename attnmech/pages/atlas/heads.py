@@ -19,7 +19,9 @@ from ...methods.ov_tokens.result import OVTokens
 from ...methods.scores.composition import Composition
 from ...methods.scores.variance_shares import VarianceShares
 from ...results.by_layer import by_layer
+from ...runs.token_types import TOKEN_TYPES, type_of
 from ..heads import LOOKS, WHY, WRITES, HeadFacts, furthest
+from .rows import BY_TYPE
 
 EARLIER: Final = 3
 """The number of earlier heads on a card."""
@@ -28,6 +30,9 @@ _WRITES: Final = {
     "copy suppression": f"has the token that it reads among the {TOP} that it lowers most,",
     "successor": "raises the successor most if it reads an ordered token, such as a weekday,",
 }
+
+PUNCTUATION, NUMBERS, NAMES, FIRST = "punctuation", "numbers", "names (capitalised words)", "first of a sentence"
+"""The classes of tokens for which the reader can search."""
 
 ERROR: Final = 0.05
 """The error rate, over all heads, at which the halves of the corpus are said to differ."""
@@ -103,18 +108,20 @@ class CorpusHeads(HeadFacts):
 
     @cached_property
     def attended(self) -> list[list[dict[str, int]]]:
-        """In how many of its strongest rows each head gives each token its highest attention; of rows ordered by
-        attention, the first token and the query itself do not count.
+        """In how many of its strongest rows each head gives each token, and each class, its highest attention; of rows
+        ordered by attention, the first token and the query itself do not count.
         """
         return self.each(self._attended)
 
     def _attended(self, layer: int, head: int) -> dict[str, int]:
         counts: dict[str, int] = {}
         for row in self.examples.examples_of(layer, head):
-            left_out = (0, row.position) if self.examples.by == "attention" else ()
-            texts = (text for key, text in zip(row.keys, row.key_tokens, strict=True) if key not in left_out)
-            if highest := visible_token(next(texts, "")).strip("·").lower():
-                counts[highest] = counts.get(highest, 0) + 1
+            left_out = (0, row.position) if self.examples.by in ("attention", BY_TYPE) else ()
+            keys = ((key, text) for key, text in zip(row.keys, row.key_tokens, strict=True) if key not in left_out)
+            key, text = next(keys, (0, ""))
+            if highest := visible_token(text).strip("·").lower():
+                for name in (highest, *_classes(text, row.before(key))):
+                    counts[name] = counts.get(name, 0) + 1
         return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
     def _strongest(self, layer: int, head: int) -> str:
@@ -133,7 +140,8 @@ class CorpusHeads(HeadFacts):
         ]
         if row.p * len(self._halves) < ERROR:
             lines.append("The halves differ.")
-        counts = list(self.attended[self.layers.index(layer)][head].items())[:3]
+        attended = self.attended[self.layers.index(layer)][head].items()
+        counts = [(text, count) for text, count in attended if text not in (PUNCTUATION, NUMBERS, NAMES, FIRST)][:3]
         tokens = ", ".join(f"“{text}” ({count})" for text, count in counts if count > 1)
         lines += [f"Tokens: {tokens}"] if tokens else []
         share = percent(float(self._rows_like[layer, head]))
@@ -160,3 +168,19 @@ class CorpusHeads(HeadFacts):
             heads = ", ".join(f"L{one}H{other} ({scores[one, other]:.1f})" for one, other in places)
             lines.append(f"{name.upper()}: {heads}")
         return "\n".join([*lines, "Composition of weights; 1 is chance."]) if lines else ""
+
+
+def _classes(token: str, before: str) -> list[str]:
+    """The classes of a token, from its text and the token before it.
+
+    >>> _classes(" Anna", "."), _classes(" 12", " in"), _classes(",", " sea")
+    (['names (capitalised words)', 'first of a sentence'], ['numbers'], ['punctuation'])
+    """
+    kind, preceding = (TOKEN_TYPES[type_of(text)] for text in (token, before))
+    classes = {
+        PUNCTUATION: kind in ("sentence end", "comma", "other mark"),
+        NUMBERS: kind == "number",
+        NAMES: kind == "word" and token.strip()[:1].isupper(),
+        FIRST: kind == "word" and preceding == "sentence end",
+    }
+    return [name for name, belongs in classes.items() if belongs]

@@ -170,7 +170,7 @@ class Atlas(WritesHtml):
             ],
             provenance=provenance.entries,
             setup=self._setup,
-            brief=self.findings,
+            brief={**self.findings, **self.heads.untyped},
             start=headlines[0].place if headlines else (),
         )
 

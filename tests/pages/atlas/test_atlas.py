@@ -1,6 +1,7 @@
 """The atlas: its parts are those of their own calls, overlaps those of loops; its page shows the rows of each head."""
 
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from attnmech.draw.text import percent
 from attnmech.errors import InputError, OutputError
 from attnmech.methods.likeness import overlaps
 from attnmech.pages.atlas import atlas as calls
+from attnmech.pages.atlas.rows import OnTargets
 from attnmech.pages.atlas.sections import among_heads, by_distance
 from attnmech.runs import stream
 
@@ -36,7 +38,8 @@ def made() -> am.results.Atlas:
 
 def test_each_part_is_that_of_its_own_call() -> None:
     model, atlas = models.demo(), made()
-    alone = am.examples(model, iter(TEXTS), k=4)
+    assert atlas.types is not None
+    alone = am.examples(model, iter(TEXTS), k=4, by=OnTargets.of(atlas.types, causal=True))
     for name, value in alone.state.items():
         torch.testing.assert_close(atlas.examples.state[name], value, rtol=0, atol=1e-6, msg=name)
     focus, updates = am.attention_focus(model, iter(TEXTS)), am.residual_updates(model, iter(TEXTS))
@@ -50,6 +53,54 @@ def test_each_part_is_that_of_its_own_call() -> None:
     torch.testing.assert_close(atlas.composition.v, am.composition(model).v, equal_nan=True)
     torch.testing.assert_close(atlas.effects.effect, am.ablate_heads(model, TEXTS[:6]).effect)
     assert atlas.null.verdict == am.null_attention(model, TEXTS[:6], heads="attending").verdict
+
+
+@pytest.mark.parametrize("name", ["bloom", "bert"])
+def test_rows_are_ordered_by_attention_to_the_targets_of_the_type(name: str) -> None:
+    """Against a loop over rows; of heads without a type, by the highest attention to another token but the first."""
+    model, ids = models.hooked(name), models.token_ids(name, batch=1)[:1]
+    ids[0, 4], ids[0, 6] = ids[0, 1], ids[0, 2]
+    causal = model.causal
+    kinds = {(0, 0): "duplicate", (1, 1): "induction", (1, 0): "previous"} if causal else {(0, 0): "duplicate"}
+    found = am.examples(model, ids, k=20, by=OnTargets(kinds, causal))
+    pattern, tokens = model.run(ids, points=["pattern"])["pattern"][:, 0], ids[0].tolist()
+    targets = {
+        "duplicate": lambda i, j: tokens[j] == tokens[i] and (j < i if causal else j != i),
+        "induction": lambda i, j: j + 1 > 1 and j > 1 and tokens[j - 1] == tokens[i] and j < i,
+        "previous": lambda i, j: j == i - 1,
+    }
+    for layer, head in ((0, 0), (1, 1), (1, 0), (0, 1)):
+        kind = kinds.get((layer, head))
+        for row in found.examples_of(layer, head):
+            i = row.position
+            p = [float(pattern[layer, head, i, j]) for j in range(len(tokens))]
+            expected = (
+                max(p[j] for j in range(len(tokens)) if j not in (0, i))
+                if kind is None
+                else sum(p[j] for j in range(len(tokens)) if targets[kind](i, j))
+            )
+            assert row.value == pytest.approx(expected, abs=1e-6), (layer, head, i)
+        values = [row.value for row in found.examples_of(layer, head)]
+        assert values == sorted(values, reverse=True)
+
+
+def test_heads_with_a_clear_effect_and_no_type_are_listed() -> None:
+    heads = made().heads
+    assert heads.effects is not None
+    one = torch.zeros_like(heads.effects.clear)
+    typed = next((layer, head) for layer in range(4) for head in range(8) if heads.types_of(layer, head))
+    plain = next((layer, head) for layer in range(4) for head in range(8) if not heads.types_of(layer, head))
+
+    class Clear:
+        def __init__(self, of: Any) -> None:
+            self.effect, self.metric, self.clear, self.simultaneous = of.effect, of.metric, one, of.simultaneous
+
+    changed = replace(heads, effects=Clear(heads.effects))
+    assert changed.untyped == {}
+    one[typed] = one[plain] = True
+    value = f"{float(heads.effects.effect[plain]):+.3f}".replace("-", "−")
+    said = f"1 of 2 heads with a clear effect: L{plain[0]}H{plain[1]} ({value}), in nats of loss."
+    assert changed.untyped == {"Effect without a type": said}
 
 
 def test_save_names_what_can_be_saved(tmp_path: Path) -> None:
@@ -146,9 +197,12 @@ def test_a_card_says_what_the_strongest_rows_attend_to() -> None:
             for key, text, weight in zip(example.keys, example.key_tokens, example.key_weights, strict=True)
             if key not in (0, example.position)
         }
-        text = weights[max(weights)].strip().lower()
+        text = weights[max(weights)].strip().lower() if weights else ""
         counts[text] = counts.get(text, 0) + 1
-    assert atlas.heads.attended[0][1] == counts
+    attended = atlas.heads.attended[0][1]
+    marks = sum(count for text, count in counts.items() if text and not any(map(str.isalnum, text)))
+    assert marks == attended.get("punctuation", 0) and counts.pop("", 0) >= 0
+    assert {text: count for text, count in attended.items() if text in counts} == counts
     earlier = atlas.heads.page.card["Reads most from"]
     assert "L" in earlier[2][6] and not earlier[0][1]
 
@@ -287,7 +341,7 @@ def test_records_and_long_texts_are_read_as_the_corpus_reads_them() -> None:
     model = models.demo()
     long = " ".join(TEXTS[:3])
     records = [{"text": text} for text in (TEXTS[0], " ", long, TEXTS[1])]
-    atlas = am.atlas(model, iter(records), k=2, ablate=2, truncate=True)
+    atlas = am.atlas(model, iter(records), by="attention", k=2, ablate=2, truncate=True)
     alone = am.examples(model, iter([TEXTS[0], long, TEXTS[1]]), k=2, truncate=True)
     assert atlas.examples.documents == 3 and atlas.examples.truncated == alone.truncated
     for name, value in alone.state.items():
