@@ -51,8 +51,8 @@ class Taker(ABC):
 class Product:
     """factor · q kᵀ + added terms, as recorded up to the module's current step."""
 
-    left: Float[Tensor, "*batch query d_head"]
-    right: Float[Tensor, "*batch d_head key"]
+    left: Float[Tensor, "*#batch query d_head"]
+    right: Float[Tensor, "*#batch d_head key"]
     taker: Taker
     factor: float = 1.0
     added: tuple[Tensor, ...] = ()
