@@ -80,12 +80,14 @@ def main() -> None:
     parser.add_argument("folder", help="the folder to write")
     parser.add_argument("--texts", type=int, default=corpus.MOST, help="the number of paragraphs (default %(default)s)")
     parser.add_argument("--ablate", type=int, default=0, help="the number of texts for ablations (default %(default)s)")
+    parser.add_argument("--by", default="attention", help="what orders a head's rows (default %(default)s)")
     chosen = parser.parse_args()
     model = am.load(chosen.model)
     began = time.process_time()
     texts = list(islice(corpus.paragraphs(), chosen.texts))
     journal = f"{chosen.folder}.journal"
-    atlas = am.atlas(model, texts, ablate=chosen.ablate, truncate=True, journal=journal, progress=True)
+    options = {"ablate": chosen.ablate, "truncate": True, "journal": journal, "progress": True}
+    atlas = am.atlas(model, texts, by=chosen.by, **options)
     index = atlas.write(chosen.folder)
     size = sum(path.stat().st_size for path in Path(chosen.folder).rglob("*") if path.is_file())
     print(

@@ -1,6 +1,7 @@
 """Makes a picture of a page; needs playwright and Chromium.
 
-python examples/atlas/picture.py atlas/index.html atlas.png '#layer=18&head=6'
+python examples/picture.py report.html examples/report.png
+python examples/picture.py atlas/index.html docs/_static/atlas.png '#layer=18&head=6'
 """
 
 import sys
@@ -17,4 +18,5 @@ if __name__ == "__main__":
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         page.goto(f"{Path(page_file).resolve().as_uri()}{''.join(address)}")
         page.wait_for_selector("html[data-whole]", state="attached")
+        page.wait_for_load_state("networkidle")
         page.screenshot(path=picture)
