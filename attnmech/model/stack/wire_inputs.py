@@ -29,11 +29,11 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
                 point, heads = stack.point(name), plan.n_heads if name == "q" else plan.n_kv_heads
                 if not in_force.wants(point, layer):
                     continue
-                value = select(stack.by_token(changed), columns)
+                value = select(_by_token(stack, changed), columns)
                 by_head = rearrange(value, "batch position (head d) -> batch position head d", head=heads)
                 visited = in_force.visit(point, layer, by_head)
                 if in_force.under_way.gradients or in_force.edits(point, layer):
-                    changed = stack.by_token(changed).clone()
+                    changed = _by_token(stack, changed).clone()
                     changed[..., list(columns)] = rearrange(visited, "batch position head d -> batch position (head d)")
             return None if changed is output else changed.reshape(output.shape)
 
@@ -53,6 +53,11 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
             submodule(attention, path).register_forward_hook(at_columns(taken))
     if not plan.v_norm:
         _wire_values(stack, layer, attention)
+
+
+def _by_token(stack: Stack, output: Tensor) -> Tensor:
+    """The output of a projection with texts first; replaced attention (XLNet) has them first already."""
+    return stack.by_token(output) if isinstance(stack.architecture.qkv, Columns | Expanded) else output
 
 
 def _columns_of(layout: Layout, path: str, heads: int, names: str, width: int) -> dict[str, tuple[int, ...]]:
@@ -129,8 +134,7 @@ def _wire_values(stack: Stack, layer: int, attention: nn.Module) -> None:
     def at_v(module: nn.Module, args: Any, output: Tensor) -> None:
         if not in_force.compares_values(layer):
             return
-        by_token = stack.by_token(output) if isinstance(layout, Columns | Expanded) else output
-        in_force.hold_made(stack.label, layer, layout.values(by_token, plan.n_heads, plan.n_kv_heads))
+        in_force.hold_made(stack.label, layer, layout.values(_by_token(stack, output), plan.n_heads, plan.n_kv_heads))
 
     submodule(attention, layout.path_of_values).register_forward_hook(at_v)
 
