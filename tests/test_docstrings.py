@@ -1,11 +1,17 @@
-"""Every public function lists its arguments, what it returns and what it raises, in one convention."""
+"""Every public function lists its arguments, what it returns and what it raises, and all examples are true."""
 
+import doctest
+import importlib
 import inspect
+import pkgutil
 import re
+import sys
 from operator import attrgetter
 
+import language
 import pytest
 
+import attnmech
 import attnmech as am
 
 FUNCTIONS = {name: getattr(am, name) for name in am.__all__ if inspect.isfunction(getattr(am, name))}
@@ -44,3 +50,23 @@ def test_what_comes_back_and_what_is_raised(name: str) -> None:
 def test_every_public_name_says_what_it_is(name: str) -> None:
     doc = inspect.getdoc(attrgetter(name)(am))
     assert doc and len(doc.splitlines()[0]) > 20
+
+
+# -- examples --------------------------------------------------------------------------------------------------
+
+
+NAMES = [module.name for module in pkgutil.walk_packages(attnmech.__path__, "attnmech.")]
+NAMES += ["train", *(module.name for module in pkgutil.iter_modules(language.__path__, "language."))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_example_of_a_module_is_true(name: str) -> None:
+    importlib.import_module(name)
+    # From `sys.modules`, because the attribute `report` of the package is the function, not the module.
+    assert doctest.testmod(sys.modules[name]).failed == 0
+
+
+def test_there_are_examples() -> None:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [test for name in NAMES for test in finder.find(sys.modules.get(name) or importlib.import_module(name))]
+    assert sum(len(test.examples) for test in found) > 30

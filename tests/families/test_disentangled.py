@@ -67,16 +67,6 @@ def test_a_convolution_between_blocks_is_no_writer_that_a_point_holds() -> None:
         am.decompose_by_source(hooked, long_ids())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"talking_head": True}, "talking_head=True"), ({"embedding_size": 9}, "embedding_size"),
-     ({"pos_att_type": ["p2p"]}, "p2p")],
-)  # fmt: skip
-def test_what_is_not_supported_is_refused_by_name(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=said):
-        am.load(models.deberta(**options))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_many_blocks_of_rows_are_as_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = models.hooked(name, F64)

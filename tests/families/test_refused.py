@@ -38,6 +38,11 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "Gemma 3n": (lambda: sharing("gemma3n_text"), SHARED),
     "Gemma 4": (lambda: sharing("gemma4_text"), SHARED),
     "MPT": (lambda: models.mpt(clip_qkv=2.0), "clip_qkv"),
+    "XLNet's halves of a text": (lambda: models.xlnet(bi_data=True), "bi_data"),
+    "XLNet in one direction": (lambda: models.xlnet(attn_type="uni"), "attn_type='uni'"),
+    "DeBERTa's heads": (lambda: models.deberta(talking_head=True), "talking_head=True"),
+    "DeBERTa's embedding": (lambda: models.deberta(embedding_size=9), "embedding_size"),
+    "DeBERTa's positions": (lambda: models.deberta(pos_att_type=["p2p"]), "p2p"),
     "Gemma 2": (lambda: models.gemma2(use_bidirectional_attention=True), "use_bidirectional_attention"),
     "BLOOM": (
         lambda: transformers.BloomForCausalLM(

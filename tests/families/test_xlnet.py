@@ -9,9 +9,7 @@ from comparing import close
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import UnsupportedModelError
 from attnmech.model.attention.two_stream import XLNetCore
-from attnmech.model.reading.partial_pass import Blocks
 
 F32, F64 = torch.float32, torch.float64
 TOLERANCE = {F32: 2e-5, F64: 1e-6}
@@ -92,18 +90,6 @@ def test_a_head_without_z_and_a_hook_on_queries() -> None:
         close(hooked.run(ids).logits, plain(ids).logits, 2e-5)
 
 
-def test_a_pass_from_any_block_is_the_rest_of_the_whole() -> None:
-    hooked, inputs = models.hooked("xlnet"), models.padded("xlnet")
-    batch, blocks, last = hooked.encode(inputs), Blocks(hooked), ("resid_post", 2)
-    whole = hooked.run(inputs, points=["resid_pre", last, "logits"])
-    for start in (1, 2):
-        stream = whole["resid_pre", start]
-        ran = blocks.run(batch, start=start, stream=stream, streams=[start, 3], captures=[last])
-        assert torch.equal(ran.values[last], whole[last]) and torch.equal(ran.streams[3], whole[last])
-        assert torch.equal(ran.streams[start], stream)
-    close(blocks.logits(batch, whole[last]), whole.logits, 1e-6)
-
-
 def test_writers_and_means_add_up() -> None:
     hooked, inputs = models.hooked("xlnet", F64), models.padded("xlnet")
     assert float(am.decompose_by_source(hooked, inputs).residual.max()) < 1e-12
@@ -120,14 +106,6 @@ def test_the_certificate_finds_positions_that_are_off_by_one(monkeypatch: pytest
     )
     failing = {check.name for check in am.load(models.fresh("xlnet")).certificate.failed}
     assert {"relative positions", "attentions", "transformers"} <= failing
-
-
-@pytest.mark.parametrize(
-    ("options", "said"), [({"bi_data": True}, "bi_data"), ({"attn_type": "uni"}, "attn_type='uni'")]
-)
-def test_what_is_not_supported_is_refused_by_name(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=said):
-        am.load(models.xlnet(**options))
 
 
 def test_segments_are_refused() -> None:

@@ -126,12 +126,6 @@ def test_saved_and_loaded(per_position: bool, tmp_path: Path) -> None:
     means = am.mean_qk(model, ids, per_position=per_position, layers=[1])
     loaded = am.load_result(means.save(tmp_path / "means.safetensors"))
     assert loaded == means and loaded.provenance.to_dict() == means.provenance.to_dict() and repr(loaded) == repr(means)
-    one, other = (
-        (am.decompose_scores(model, ids[:1], layers=[1], centre=each).terms["query_key"] for each in (means, loaded))
-        if not per_position
-        else (torch.zeros(1), torch.zeros(1))
-    )
-    assert torch.equal(one, other)
     frame = means.to_frame()
     assert len(frame) == 6 * (6 if per_position else 1) and ("position" in frame) == per_position
     last = frame.iloc[-1]

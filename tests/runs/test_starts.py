@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,8 +67,7 @@ def in_old_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "share", lambda *_, **__: None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize(("name", "dtype"), [*zip(CAUSAL, cycle((torch.float32, torch.float64)))])
 def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked, ids = models.hooked(name, dtype), models.token_ids(name)
     changes = changes_of(hooked, ids)

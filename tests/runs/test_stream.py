@@ -259,7 +259,7 @@ def test_rows_are_kept_as_asked() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_inputs_and_options_that_cannot_be(tmp_path: Path) -> None:
+def test_inputs_options_and_reducers_that_cannot_be(tmp_path: Path) -> None:
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     for more in ({"shard": (0, 2)}, {"journal": tmp_path / "j"}, {"truncate": True}):
         for plain in (ids, {"input_ids": ids}, hooked.encode(ids), ids.numpy()):
@@ -278,11 +278,6 @@ def test_inputs_and_options_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`shard` must be"):
         am.stream(hooked, iter([ids]), [Rows(3)], shard=(2, 2))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_is_no_reducer() -> None:
-    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     for wrong in ([Rows(3), "focus"], [Rows], [None], [am.results.AttentionFocus], "focus", 5):
         with pytest.raises(InputError, match="`reducers` must be a list of reducers") as caught:
             am.stream(hooked, ids, wrong)  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ from attnmech.errors import InputError
 from attnmech.methods.joint_embedding.chosen_texts import choose_texts
 from attnmech.model.parts.modules import submodule
 
+LIKELY: dict[str, Any] = {"metric": "log_probability"}
+
 
 @pytest.mark.core
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"])
@@ -140,23 +142,6 @@ def test_an_answer_of_several_tokens_is_scored_as_a_sum() -> None:
     assert "nats of log-probability" in repr(found)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"answers": [[9, 9], [9], [9]]}, "each text must end with its answer, .*; the answer's ids are .9, 9., and a"),
-        ({"answers": [[5], [6]]}, "one answer per text, .*; got 2 for 3 texts"),
-        ({"answers": [[5], [], [6]]}, r"at least one token; got \[\]"),
-        ({"answers": [[5], [99], [6]]}, "`answers` must be from 0 to 52"),
-        ({"answers": " New York"}, "loaded without a tokenizer"),
-        ({}, 'metric="log_probability" needs `answers`, with which the texts end'),
-        ({"answers": 5, "against": 6}, "takes no `against`"),
-    ],
-)
-def test_bad_answers_of_several_tokens(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2"), metric="log_probability", **options)
-
-
 def test_an_answer_in_words_of_several_tokens() -> None:
     hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer())
     texts = ["the keys to the cabinet are here", "a dog to the cabinet are here"]
@@ -244,6 +229,13 @@ def test_what_it_says() -> None:
         ({"memory": 1e-6}, "`memory` is"),
         ({"later": "never"}, '"recompute" or "frozen"'),
         ({"later": "frozen", "shifts": True}, "which holds the patterns fixed"),
+        (LIKELY | {"answers": [[9, 9], [9], [9]]}, "must end with its answer, .*; the answer's ids are .9, 9., and a"),
+        (LIKELY | {"answers": [[5], [6]]}, "one answer per text, .*; got 2 for 3 texts"),
+        (LIKELY | {"answers": [[5], [], [6]]}, r"at least one token; got \[\]"),
+        (LIKELY | {"answers": [[5], [99], [6]]}, "`answers` must be from 0 to 52"),
+        (LIKELY | {"answers": " New York"}, "loaded without a tokenizer"),
+        (LIKELY, 'metric="log_probability" needs `answers`, with which the texts end'),
+        (LIKELY | {"answers": 5, "against": 6}, "takes no `against`"),
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:

@@ -14,6 +14,7 @@ from attnmech.draw.text import signed
 from attnmech.errors import InputError
 
 CHANGE = am.Intervention
+ONE: dict[str, Any] = {"heads": [(0, 1)]}
 
 
 def loss_of(plain: Any, ids: Tensor, **options: Any) -> Tensor:
@@ -174,48 +175,50 @@ def test_names_are_text_in_tables_figures_and_pages() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("call", "options", "said"),
     [
-        ([], "must hold at least one am.Intervention; got none"),
-        (CHANGE.zero("all"), "must be a list of am.Intervention, such as .*; got Intervention"),
-        ("zero", "must be a list of am.Intervention"),
-        ([CHANGE.zero("all"), (0, 1)], r"`interventions`\[1\] must be an am.Intervention or a list of them"),
-        ({"a": ["zero"]}, r"`interventions`\['a'\] must be an am.Intervention or a list of them; got \['zero'\]"),
-        ([[]], r"`interventions`\[0\] must hold at least one"),
-        ({2: CHANGE.zero("all")}, "`interventions` must have strings as names; got 2"),
-        ([CHANGE.zero([(0, 9)])], "`head` must be from 0 to 4"),
+        (am.sweep, {"interventions": []}, "must hold at least one am.Intervention; got none"),
+        (am.sweep, {"interventions": CHANGE.zero("all")}, "must be a list of am.Intervention, such as .*; got Interv"),
+        (am.sweep, {"interventions": "zero"}, "must be a list of am.Intervention"),
+        (
+            am.sweep,
+            {"interventions": [CHANGE.zero("all"), (0, 1)]},
+            r"`interventions`\[1\] must be an am.Intervention or",
+        ),
+        (am.sweep, {"interventions": {"a": ["zero"]}}, r"`interventions`\['a'\] must be .*; got \['zero'\]"),
+        (am.sweep, {"interventions": [[]]}, r"`interventions`\[0\] must hold at least one"),
+        (am.sweep, {"interventions": {2: CHANGE.zero("all")}}, "`interventions` must have strings as names; got 2"),
+        (am.sweep, {"interventions": [CHANGE.zero([(0, 9)])]}, "`head` must be from 0 to 4"),
+        (am.ablate_set, {"heads": {}}, "at least one set of heads"),
+        (am.ablate_set, {"heads": {"a": []}}, "at least one head"),
+        (am.ablate_set, {"heads": {1: [(0, 1)]}}, "`heads` must have strings as names of its sets; got 1"),
+        (am.ablate_set, ONE | {"method": "drop"}, "`method` must be one of zero, mean, resample"),
+        (am.ablate_set, ONE | {"method": CHANGE.zero([(0, 2)])}, 'must act in heads="all"'),
+        (am.ablate_set, ONE | {"method": CHANGE.stream("mlp_out", [0])}, 'must act in heads="all"'),
+        (am.ablate_set, ONE | {"method": CHANGE.zero("all"), "reference": [[5, 6]]}, '`reference` needs method="mean"'),
+        (am.ablate_set, ONE | {"method": "mean"}, "needs `reference`"),
+        (am.ablate_heads, {"method": CHANGE.zero("all"), "draws": 2}, 'needs method="resample"; got 2 with an interv'),
+        (am.ablate_pairs, {"pairs": "all"}, "pairs=\"all\" with `heads`, .*; got pairs='all' without `heads`"),
+        (am.ablate_pairs, {"pairs": "some", "heads": [(0, 1), (0, 2)]}, "got pairs='some'"),
+        (am.ablate_pairs, {"pairs": [((0, 1), (0, 2))], "heads": "all"}, '`heads` is for pairs="all"'),
+        (am.ablate_pairs, ONE | {"pairs": "all"}, "pairs need two heads or more; `heads` names only L0H1"),
+        (am.ablate_pairs, {"pairs": "all", "heads": [(0, 1), (0, 9)]}, "`head` must be from 0 to 4"),
+        (am.ablate_pairs, {"pairs": []}, "at least one pair"),
+        (am.ablate_pairs, {"pairs": [(0, 1)]}, "must be a list of pairs of heads"),
+        (am.ablate_pairs, {"pairs": [((0, 1), (1, 2), (0, 0))]}, "must be a list of pairs of heads"),
+        (am.ablate_pairs, {"pairs": [((0, 1), (0, 1))]}, "a pair needs two heads; got L0H1 twice"),
+        (am.ablate_pairs, {"pairs": [((0, 5), (1, 1))]}, "`head` must be from 0 to 4"),
     ],
 )
-def test_bad_sweeps(given: Any, said: str) -> None:
+def test_bad_input(call: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        am.sweep(models.hooked("gpt2"), models.token_ids("gpt2"), given)
+        call(models.hooked("gpt2"), models.token_ids("gpt2"), **options)
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("heads", "options", "said"),
-    [
-        ({}, {}, "at least one set of heads"),
-        ({"a": []}, {}, "at least one head"),
-        ({1: [(0, 1)]}, {}, "`heads` must have strings as names of its sets; got 1"),
-        ([(0, 1)], {"method": "drop"}, "`method` must be one of zero, mean, resample"),
-        ([(0, 1)], {"method": CHANGE.zero([(0, 2)])}, 'must act in heads="all"'),
-        ([(0, 1)], {"method": CHANGE.stream("mlp_out", [0])}, 'must act in heads="all"'),
-        ([(0, 1)], {"method": CHANGE.zero("all"), "reference": [[5, 6]]}, '`reference` needs method="mean"'),
-        ([(0, 1)], {"method": "mean"}, "needs `reference`"),
-    ],
-)
-def test_bad_sets(heads: Any, options: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        am.ablate_set(models.hooked("gpt2"), models.token_ids("gpt2"), heads, **options)
-
-
-def test_a_template_in_the_wrong_stack_or_with_draws_is_refused() -> None:
-    gpt2, t5 = models.hooked("gpt2"), models.hooked("t5")
-    with pytest.raises(InputError, match='`draws` needs method="resample"; got 2 with an intervention'):
-        am.ablate_heads(gpt2, models.token_ids("gpt2"), method=CHANGE.zero("all"), draws=2)
+def test_a_template_in_the_wrong_stack_is_refused() -> None:
+    method = CHANGE.zero("all", stack="encoder")
     with pytest.raises(InputError, match="must act in the stack 'decoder', where heads are ablated, or in its cross"):
-        am.ablate_heads(t5, models.token_ids("t5"), method=CHANGE.zero("all", stack="encoder"))
+        am.ablate_heads(models.hooked("t5"), models.token_ids("t5"), method=method)
 
 
 # -- pairs of heads --------------------------------------------------------------------------------------------
@@ -276,21 +279,6 @@ def test_all_pairs_of_a_list_are_those_named() -> None:
     assert len(am.ablate_pairs(models.hooked("bloom"), models.token_ids("bloom"), "all", heads="all").pairs) == 15
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"pairs": "all"}, "pairs=\"all\" with `heads`, .*; got pairs='all' without `heads`"),
-        ({"pairs": "some", "heads": [(0, 1), (0, 2)]}, "got pairs='some'"),
-        ({"pairs": PAIRS, "heads": "all"}, '`heads` is for pairs="all"'),
-        ({"pairs": "all", "heads": [(0, 1)]}, "pairs need two heads or more; `heads` names only L0H1"),
-        ({"pairs": "all", "heads": [(0, 1), (0, 9)]}, "`head` must be from 0 to 4"),
-    ],
-)
-def test_bad_lists_of_heads(given: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), **given)
-
-
 def test_a_head_of_several_pairs_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.runs import engine
 
@@ -319,18 +307,3 @@ def test_what_it_says_and_draws() -> None:
     assert list(both.x) == found.both.tolist() and list(interaction.x) == found.interaction.tolist()
     torch.testing.assert_close(torch.tensor(list(alone.x)), found.one + found.other)
     torch.testing.assert_close(torch.tensor(list(interaction.error_x.array)), found.interval()[1] - found.interaction)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "said"),
-    [
-        ([], "at least one pair"),
-        ([(0, 1)], "must be a list of pairs of heads"),
-        ([((0, 1), (1, 2), (0, 0))], "must be a list of pairs of heads"),
-        ([((0, 1), (0, 1))], "a pair needs two heads; got L0H1 twice"),
-        ([((0, 5), (1, 1))], "`head` must be from 0 to 4"),
-    ],
-)
-def test_bad_pairs(pairs: Any, said: str, unchecked: None) -> None:
-    with pytest.raises(InputError, match=said):
-        am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), pairs)

@@ -443,6 +443,15 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: claimed("all"), "got a string"),
     (lambda: claimed(sets=5), "`sets` must be"),
     (lambda: claimed(method="swap"), "`method` must be"),
+    (lambda: claimed(method=am.Intervention.zero([(0, 2)])), 'it must act in heads="all"'),
+    (lambda: claimed(method=am.Intervention.stream("attn_out", [0])), 'it must act in heads="all"'),
+    (
+        lambda: am.confirm_heads(
+            models.hooked("llama"), [(0, 1)], planted.cued(8, 1),
+            method=am.Intervention.add("v", {0: torch.ones(1, 1, 2, 4)}, heads="all"),
+        ),
+        "heads share k and v, so v of one head cannot be changed; use an inter",
+    ),
     (lambda: claimed(reference="x"), '`reference` is for'),
     (lambda: claimed([divmod(place, 8) for place in range(24)]), "to compare with: `heads` has 24 heads"),
     (lambda: claimed(task="no such task"), "the demo model's tasks are"),
@@ -551,17 +560,6 @@ def test_it_resumes_from_its_journal_and_no_other_direction_does(tmp_path: Path,
     found, whole = claim(values, 1.0, journal=path), claim(values, 1.0)
     assert torch.equal(found.after, whole.after) and torch.equal(found.general, whole.general)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
-
-
-def test_methods_that_do_not_fit_sets() -> None:
-    task, shared = planted.cued(8, 1), models.hooked("llama")
-    for method in (am.Intervention.zero([(0, 2)]), am.Intervention.stream("attn_out", [0])):
-        with pytest.raises(InputError, match='it must act in heads="all"'):
-            am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, task, method=method)
-    assert shared.output_stack.n_kv_heads < shared.n_heads
-    values = {0: torch.ones(1, 1, shared.output_stack.n_kv_heads, shared.output_stack.d_value)}
-    with pytest.raises(InputError, match="heads share k and v, so v of one head cannot be changed; use an inter"):
-        am.confirm_heads(shared, [(0, 1)], task, method=am.Intervention.add("v", values, heads="all"))
 
 
 def test_a_model_with_few_heads_cannot_confirm() -> None:

@@ -1,5 +1,6 @@
 """Drift against loops over whole vocabularies on raw models, on planted streams, and for every way of running texts."""
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import pytest
 import torch
 from matrix import from_masked
 from models import tokenizer
+from scipy.stats import spearmanr
 from torch import Tensor
 
 import attnmech as am
@@ -24,7 +26,9 @@ from attnmech.demo.text import documents
 from attnmech.draw import lines_by_layer
 from attnmech.errors import InputError, MissingPointError
 from attnmech.methods.drift import sums as drift_sums
+from attnmech.methods.drift.formulas import Scan, directions
 from attnmech.methods.drift.sums import STATISTICS
+from attnmech.methods.drift.verdicts import rank_agreement
 from attnmech.methods.drift.word_types import WORD_TYPES, word_types
 
 K = 7
@@ -498,3 +502,87 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
     assert "rows nearest to token" not in corpus.write_html(tmp_path / "corpus.html").read_text()
     with pytest.raises(MissingPointError, match="single tokens are stored"):
         corpus.plot("nearest")
+
+
+# -- ranks, nearest rows and verdicts --------------------------------------------------------------------------
+
+
+BLOCKS = [7, 64, 1000]
+
+
+def scanned(streams: Tensor, rows: Tensor, own: Tensor, k: int, similarity: str = "cosine", block: int = 64) -> "Scan":
+    """A scan as in a run: products in the precision of the streams, everything else in float64."""
+    mean = rows.double().mean(dim=0)
+    ybar = streams.double().mean(dim=0)
+    precise = directions(streams.double(), similarity, ybar)
+
+    def rows_of(ids: Tensor) -> Tensor:
+        return directions(rows.double()[ids], similarity, mean)
+
+    scan = Scan(precise.to(streams.dtype), precise, own, k, rows_of)
+    for start in range(0, len(rows), block):
+        scan.add(start, directions(rows[start : start + block], similarity, mean.to(rows)))
+    return scan
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("scale", [1.0, 2.0**-40, 2.0**32])
+def test_the_own_row_at_any_positive_scale_has_rank_0(block: int, scale: float) -> None:
+    """Also if other rows are exact copies of it, or differ by a single rounding in float32."""
+    rows = torch.randn(300, 33, generator=torch.Generator().manual_seed(0)) + 2
+    rows[[5, 120, 299]] = rows[40].clone()
+    rows[77] = rows[40] * (1 + 1e-6)
+    own = torch.tensor([40, 5, 7, 299])
+    found = scanned(rows[own] * scale, rows, own, 6, block=block).finish()
+    assert found.rank.tolist() == [0, 0, 0, 0]
+    # Among equally similar rows, the lower id comes first for any blocks.
+    exact = [int(each) for each in found.nearest[0] if int(each) != 77]
+    assert exact[:4] == [5, 40, 120, 299]
+
+
+def test_what_float32_cannot_tell_apart_is_decided_in_float64() -> None:
+    """A row that is more similar by 1e-9 counts; a row that is less similar by 1e-9 does not."""
+    own_row = torch.tensor([1.0, 0.0, 0.0])
+    closer, farther = torch.tensor([1.0, 1.0e-4, 0.0]), torch.tensor([1.0, -1.0e-4, 0.0])
+    rows = torch.stack((own_row, closer, farther, torch.tensor([0.0, 0.0, 1.0])))
+    stream = torch.tensor([[1.0, 5.01e-5, 0.0], [1.0, 4.99e-5, 0.0]])
+    exact = (directions(stream.double(), "cosine") @ directions(rows.double(), "cosine").T)[:, 1:2]
+    own = torch.zeros(2, dtype=torch.long)
+    found = scanned(stream, rows, own, 1).finish()
+    assert found.rank.tolist() == [1, 0]
+    assert found.nearest.tolist() == [[1], [0]]
+    assert float((exact[0] - exact[1]).abs()) < 1e-8
+
+
+def test_a_vocabulary_smaller_than_k_and_spare_rows() -> None:
+    rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(1))
+    found = scanned(rows[:3], rows, torch.arange(3), 12, block=5).finish()
+    assert [sorted(each) for each in found.nearest.tolist()] == [list(range(12))] * 3
+
+
+@pytest.mark.parametrize("count", [4, 6, 9])
+def test_rank_agreement_is_spearmans_with_the_share_of_orders(count: int) -> None:
+    generator = np.random.Generator(np.random.PCG64(count))
+    one, other = generator.normal(size=count), generator.normal(size=count)
+    other[1] = other[0]
+    rho, p = rank_agreement(one, other)
+    assert rho == pytest.approx(float(spearmanr(one, other).statistic), abs=1e-12)
+    if count <= 6:
+        all_of_them = [abs(spearmanr(order, other).statistic) for order in itertools.permutations(one)]
+        assert p == pytest.approx(np.mean(np.array(all_of_them) >= abs(rho) - 1e-12))
+    else:
+        assert 0.0001 <= p <= 1
+
+
+def test_rank_agreement_of_a_constant_or_unknown_series_is_nan() -> None:
+    line = np.array([1.0, 2.0, 3.0, 5.0])
+    assert all(math.isnan(each) for each in rank_agreement(line, np.ones(4)))
+    assert all(math.isnan(each) for each in rank_agreement(line, np.array([1.0, np.nan, 3.0, 4.0])))
+    assert all(math.isnan(each) for each in rank_agreement(line[:2], line[:2]))
+    assert rank_agreement(line, line)[0] == pytest.approx(1.0)
+
+
+def test_shuffled_orders_of_unrelated_series_give_uniform_shares() -> None:
+    generator = np.random.Generator(np.random.PCG64(0))
+    shares = [rank_agreement(generator.normal(size=6), generator.normal(size=6))[1] for _ in range(300)]
+    assert 0.02 < float(np.mean(np.array(shares) <= 0.05)) < 0.08

@@ -17,6 +17,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.examples import result, sums
+from attnmech.methods.examples.formulas import RELATIONS, difference_of_halves, relations
 from attnmech.model.attention import attend
 from attnmech.runs import total
 
@@ -351,3 +352,235 @@ def test_which_is_a_kind() -> None:
     examples = am.examples(models.hooked("gpt2"), models.token_ids("gpt2"))
     with pytest.raises(InputError, match="`which` must be one of strongest, even, odd, random, band; got 'weakest'"):
         examples.to_frame("weakest")
+
+
+# -- parts of the next token's logit ---------------------------------------------------------------------------
+
+
+FINAL_NORMS = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm"}
+
+
+def parts_of_logits(model: am.HookedModel, plain: Any, name: str, ids: Tensor, layer: int, head: int) -> list[float]:
+    """For each token but the last, what a head adds to the next token's logit above the mean over the vocabulary."""
+    acts = model.run(ids[None], points=["z", "attn_raw", "resid_post"])
+    stream, final = acts["resid_post", model.n_layers - 1][0], plain.get_submodule(FINAL_NORMS[name])
+    written = acts["z", layer][0, :, head] @ model.weights(layer).W_O[head].detach()
+    if name == "gemma2":
+        norm = plain.get_submodule(f"model.layers.{layer}.post_attention_layernorm")
+        raw = acts["attn_raw", layer][0]
+        written = written / (raw.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt() * (1 + norm.weight.detach())
+    gamma = final.weight.detach() + (name == "gemma2")
+    parts = []
+    for row in range(len(ids) - 1):
+        if name == "gpt2":
+            factor = (stream[row].var(correction=0) + final.eps).rsqrt()
+            part = written[row] - written[row].mean()
+        else:
+            factor = (stream[row].square().mean() + plain.config.rms_norm_eps).rsqrt()
+            part = written[row]
+        logits = plain.get_output_embeddings().weight.detach() @ (gamma * part * factor)
+        parts.append(float((logits[ids[row + 1]] - logits.mean()).float()))
+    return parts
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("many_batches")
+@pytest.mark.parametrize("name", FINAL_NORMS)
+def test_next_token_is_the_heads_part_of_the_next_tokens_logit(name: str) -> None:
+    """Gemma 2 has a norm between attention and stream, and soft-caps its logits, which are read before the cap."""
+    model, plain = models.hooked(name, torch.float64), models.plain(name, torch.float64)
+    texts = TEXTS[:24]
+    examples = am.examples(model, iter(texts), by="next_token", k=5)
+    for layer, head in ((0, 1), (1, 2)):
+        rows = []
+        for number, ids in enumerate(texts):
+            parts = parts_of_logits(model, plain, name, ids, layer, head)
+            rows += [Row(parts[i], number, i, (int(ids[i - 1]), int(ids[i])), 0, ()) for i in range(1, len(ids) - 1)]
+        expected = strongest(rows, 5)
+        chosen = examples.examples_of(layer, head)
+        assert places(chosen) == places_of(expected) and int(examples.rows[layer, head]) == len(rows)
+        assert [example.value for example in chosen] == pytest.approx([row.value for row in expected], rel=1e-5)
+        values = {(row.text, row.position): row.value for row in rows}
+        for example in examples.examples_of(layer, head, "random"):
+            assert example.value == pytest.approx(values[example.text, example.position], rel=1e-5, abs=1e-8)
+
+
+def test_the_last_token_has_no_next_one() -> None:
+    """Neither in a list of texts nor beside longer texts, nor with padding on the left."""
+    model = models.hooked("llama")
+    batch = models.padded("llama", "left", length=9)
+    examples = am.examples(model, batch, by="next_token", k=50)
+    lengths = batch["attention_mask"].sum(dim=1)
+    assert examples.rows.eq(int((lengths - 2).sum())).all()
+    frame = examples.to_frame("random")
+    assert all(row.position < lengths[row.text] - 1 for row in frame.itertuples())
+
+
+def test_some_layers_with_the_last() -> None:
+    model = models.hooked("gpt2", torch.float64)
+    whole = am.examples(model, iter(TEXTS), by="next_token", k=3)
+    some = am.examples(model, iter(TEXTS), by="next_token", k=3, layers=[2, 0])
+    for layer in (0, 2):
+        for which in ("strongest", "band"):
+            assert some.examples_of(layer, 3, which) == whole.examples_of(layer, 3, which)
+    with pytest.raises(
+        InputError,
+        match=r'^by="next_token" needs the last layer, 2, among `layers`, since the factor of the final norm is '
+        r"measured there; got \[0, 1\]\.$",
+    ):
+        am.examples(model, iter(TEXTS), by="next_token", layers=[0, 1])
+
+
+def test_stacks_whose_logits_cannot_be_split() -> None:
+    t5, bert, batch = models.hooked("t5"), models.hooked("bert"), models.inputs_of("t5")
+    for model, inputs, stack, words in (
+        (t5, batch, "encoder", f'predicts the next token; the encoder stack of {t5.name} does not. Use by="update".'),
+        (t5, batch, "cross", f"the cross stack of {t5.name} does not"),
+        (bert, models.token_ids("bert"), None, f"{bert.name} does not"),
+        (t5, batch, "decoder", "with one norm and one matrix"),
+    ):
+        with pytest.raises(InputError, match=words):
+            am.examples(model, inputs, by="next_token", stack=stack)
+
+
+# -- halves of texts -------------------------------------------------------------------------------------------
+
+
+HALVES: Final = (("even", 0), ("odd", 1))
+
+
+def relation(query: int, key: int | None, ids: list[int]) -> str:
+    """What a key is to a query, in words."""
+    if key is None:
+        return "no key"
+    if key == query:
+        return "itself"
+    if key == 0:
+        return "first token"
+    if key == query - 1:
+        return "previous token"
+    if key == query + 1:
+        return "next token"
+    if key > query:
+        return "later"
+    if ids[key] == ids[query]:
+        return "same token"
+    return "2–8 back" if query - key <= 8 else "farther back"
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("many_batches")
+@pytest.mark.parametrize(("name", "layer", "head", "count"), [("gpt2", 0, 3, 60), ("llama", 1, 4, 12)])
+def test_the_strongest_rows_of_each_half_are_those_of_a_search(name: str, layer: int, head: int, count: int) -> None:
+    model, texts = models.hooked(name, torch.float64), TEXTS[:count]
+    rows = naive(model, texts, layer, head)
+    examples = am.examples(model, iter(texts), k=10)
+    frame = examples.halves().set_index(["layer", "head"]).loc[(layer, head)]
+    for half, number in HALVES:
+        chosen = examples.examples_of(layer, head, half)
+        assert places(chosen) == places_of(strongest([row for row in rows if row.text % 2 == number], 10))
+        assert {example.kind for example in chosen} == {half}
+        common = Counter(example.relation for example in chosen)
+        assert frame[f"{half}_rows"] == len(chosen) and frame[f"{half}_count"] == max(common.values())
+        assert common[frame[f"{half}_relation"]] == max(common.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "by"), [("gpt2", "value_weighted"), ("bert", "attention"), ("bert", "value_weighted")]
+)
+def test_the_relation_of_a_row_is_that_of_its_highest_key(name: str, by: str) -> None:
+    """BERT's rows also see later tokens."""
+    model, texts = models.hooked(name), texts_of(count=30, longest=19)
+    examples = am.examples(model, iter(texts), by=by, k=50)
+    patterns = [model.run(ids[None], points=["pattern"]) for ids in texts]
+    seen = set()
+    for layer, head in ((layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)):
+        for example in examples.examples_of(layer, head, "random") + examples.examples_of(layer, head):
+            ids, at = texts[example.text].tolist(), example.position
+            row = patterns[example.text]["pattern", layer][0, head, at, : at + 1 if model.causal else None].tolist()
+            counted = [key for key in range(len(row)) if by != "attention" or key not in (0, at)]
+            assert example.relation == relation(at, max(counted, key=row.__getitem__), ids)
+            seen.add(example.relation)
+    expected = {"previous token", "2–8 back", "farther back", "same token"}
+    expected |= {"itself", "first token"} if by != "attention" else set()
+    assert seen >= expected | ({"next token", "later"} if name == "bert" else set())
+
+
+@pytest.mark.core
+def test_halves_that_differ() -> None:
+    """The head looks for a cue: in texts with even numbers it is eleven tokens back, in the others two."""
+    model, rng = planted.blank(planted.MAKERS["llama"]), Random(3)
+    planted.look(model, (1, 3), {planted.ASK: planted.CUES[0]})
+    texts = []
+    for number in range(40):
+        text = [rng.randrange(planted.FIRST, planted.LAST) for _ in range(14)]
+        text[11 if number % 2 else 2] = planted.CUES[0]
+        text[12:] = planted.FIRST + number // 2, planted.ASK
+        texts.append(torch.tensor([planted.BOS, *text]))
+    examples = am.examples(model, iter(texts), k=10)
+    row = examples.halves().set_index(["layer", "head"]).loc[(1, 3)]
+    for half, expected in (("even", "farther back"), ("odd", "2–8 back")):
+        assert row[f"{half}_relation"] == expected and row[f"{half}_count"] == row[f"{half}_rows"] == 10
+    assert row["distance"] == 1 and row["p"] < 0.01
+
+
+def drawn(relations: list[str], texts: list[int], k: int, divisions: int = 4000) -> tuple[float, float]:
+    """The distance of the halves, and its p-value, with divisions drawn by Python."""
+
+    def distance(odd: list[bool]) -> float:
+        halves = [[r for r, is_odd in zip(relations, odd, strict=True) if is_odd == half][:k] for half in (False, True)]
+        if not all(halves):
+            return math.nan
+        shares = [{name: Counter(half)[name] / len(half) for name in relations} for half in halves]
+        return sum(abs(shares[0][name] - shares[1][name]) for name in set(relations)) / 2
+
+    rng, real = Random(1), distance([text % 2 == 1 for text in texts])
+    random = [distance([rng.random() < 0.5 for _ in texts]) for _ in range(divisions)]
+    return real, sum(not value < real - 1e-9 for value in random) / divisions
+
+
+@pytest.mark.parametrize("k", [1, 10])
+def test_p_is_the_share_of_divisions_that_differ_as_much(k: int) -> None:
+    rng = Random(k)
+    rows = [[rng.choice(RELATIONS[2:5]) for _ in range(24)] for _ in range(6)]
+    rows[0] = [RELATIONS[2 + text % 2] for text in range(24)]
+    texts = [rng.sample(range(100), 24) for _ in rows]
+    texts[0] = list(range(24))
+    _, distance, p_value = difference_of_halves(
+        torch.tensor([[RELATIONS.index(name) for name in row] for row in rows]), torch.tensor(texts), k
+    )
+    for number, row in enumerate(rows):
+        real, p = drawn(row, texts[number], k)
+        assert float(distance[number]) == pytest.approx(real)
+        assert float(p_value[number]) == pytest.approx(p, abs=0.03)
+
+
+def test_p_holds_where_the_relation_depends_on_the_value() -> None:
+    """In corpora without halves, p is below 0.05 in at most one of twenty, although the first 15 rows differ from the
+    others, so that the halves' first ten rows are not independent draws.
+    """
+    heads, generator = 400, torch.Generator().manual_seed(0)
+    text = torch.stack([torch.randperm(200, generator=generator)[:60] for _ in range(heads)])
+    relation = torch.full((heads, 60), 4)
+    relation[:, 15:] = 3
+    _, _, p = difference_of_halves(relation, text, 10)
+    assert 0.0 < float((p < 0.05).double().mean()) < 0.05 + 2 * math.sqrt(0.05 * 0.95 / heads)
+
+
+def test_p_is_nan_without_rows_in_a_half() -> None:
+    examples = am.examples(models.hooked("gpt2"), TEXTS[1][None])
+    frame = examples.halves()
+    assert frame["odd_rows"].eq(0).all() and frame["odd_relation"].eq("").all() and frame["even_rows"].gt(0).all()
+    assert frame["p"].isna().all() and frame["distance"].isna().all()
+
+
+def test_rows_that_attend_to_nothing_else() -> None:
+    model = models.hooked("gpt2")
+    with model.hooks({("pattern", 1): lambda pattern: torch.eye(pattern.shape[-1]).expand_as(pattern)}):
+        examples = am.examples(model, iter(TEXTS), k=3)
+    assert {example.relation for example in examples.examples_of(1, 0)} == {"no key"}
+
+
+def test_keys_that_are_not_tokens() -> None:
+    index = relations(*torch.tensor([[3, 3, 0], [9, -1, 0], [5, 5, 5], [-1, -1, 5]]))
+    assert [RELATIONS[number] for number in index.tolist()] == ["not a token", "no key", "itself"]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.demo.text import documents
 from attnmech.errors import InputError
-from attnmech.maths.divergence import among_heads, between_heads, effective_number, jensen_shannon, placed
+from attnmech.maths.divergence import effective_number, jensen_shannon, placed
 from attnmech.maths.intervals import TextMeans
 from attnmech.methods.likeness import divergences as module
 from attnmech.methods.likeness.overlaps import OverlapReducer
@@ -76,19 +75,7 @@ def test_divergences_are_those_of_a_loop_with_scipy(name: str) -> None:
                 assert float(alike.within[first[0], first[1], second[1]]) == pytest.approx(expected, abs=2e-6)
 
 
-def test_the_three_forms_agree_with_scipy() -> None:
-    generator = torch.Generator().manual_seed(0)
-    one = torch.softmax(3 * torch.randn(4, 5, 6, generator=generator, dtype=torch.float64), dim=-1)
-    other = torch.softmax(3 * torch.randn(4, 3, 6, generator=generator, dtype=torch.float64), dim=-1)
-    between, among = between_heads(one, other), among_heads(one)
-    for row in range(4):
-        for head in range(5):
-            for second in range(3):
-                expected = apart(one[row, head], other[row, second])
-                assert float(between[row, head, second]) == pytest.approx(expected, abs=1e-12)
-        for pair, (first, second) in enumerate(combinations(range(5), 2)):
-            assert float(among[row, pair]) == pytest.approx(apart(one[row, first], one[row, second]), abs=1e-12)
-            assert float(jensen_shannon(one[row, first], one[row, second])) == pytest.approx(float(among[row, pair]))
+def test_the_smallest_numbers_are_no_distance() -> None:
     smallest = torch.tensor([1.0, 1.4e-45])
     assert float(jensen_shannon(smallest, torch.tensor([1.0, 0.0]))) == pytest.approx(0.0, abs=1e-7)
     assert float(jensen_shannon(smallest, smallest)) == 0.0

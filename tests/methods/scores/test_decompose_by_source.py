@@ -16,6 +16,7 @@ from attnmech.draw.text import signed
 from attnmech.errors import ExactnessError, InputError, UnsupportedModelError
 from attnmech.methods.scores import decompose_by_source as decomposition_by_source
 from attnmech.methods.scores import sources
+from attnmech.model.reading.writers import most_writers
 
 F32, F64 = torch.float32, torch.float64
 NAIVE = (
@@ -180,6 +181,7 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype) 
     assert why.layers == tuple(range(hooked.n_layers))
     for layer, parts in enumerate(by_layer):
         assert why.sources_of(layer) == tuple(parts)
+        assert len(parts) <= most_writers(hooked.stack(), layer)
         top = why.parts[layer].key_at
         for head in range(hooked.n_heads):
             queries, keys = naive_vectors(name, dtype, layer, head, parts)

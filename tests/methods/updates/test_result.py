@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import models
@@ -401,6 +401,14 @@ def edited(name: str, hooks: dict[Any, Any], ids: Tensor, dtype: torch.dtype = F
         return am.residual_updates(model, ids)
 
 
+def look(pattern: Tensor, at: int) -> Tensor:
+    """All rows from `at` on attend to it, those before to the first token."""
+    pattern[:] = 0
+    pattern[:, :, :at, 0] = 1
+    pattern[:, :, at:, at] = 1
+    return pattern
+
+
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_stream_of_nothing_measures_nothing(at: int) -> None:
     """An embedding of zeros (a padding token's) leaves nothing to compare with, for the row and for its key."""
@@ -409,15 +417,8 @@ def test_a_stream_of_nothing_measures_nothing(at: int) -> None:
         x[:, at] = 0
         return x
 
-    def look(pattern: Tensor) -> Tensor:
-        pattern[:] = 0
-        pattern[..., 0] = 1
-        pattern[:, :, at:, 0] = 0
-        pattern[:, :, at:, at] = 1
-        return pattern
-
     ids = models.token_ids("gpt2", batch=2, length=7)
-    updates = edited("gpt2", {("resid_pre", 0): zero, ("pattern", 0): look}, ids)
+    updates = edited("gpt2", {("resid_pre", 0): zero, ("pattern", 0): partial(look, at=at)}, ids)
     assert (updates.top_key[0, :, :, max(at, 1) :] == at).all()
     for statistic in STATISTICS:
         values = updates.by_row(statistic)[0]
@@ -428,6 +429,19 @@ def test_a_stream_of_nothing_measures_nothing(at: int) -> None:
     for statistic in ("attn_magnitude", "attn_orientation"):
         assert updates.blocks.by_row(statistic)[0, :, :, at].isnan().all()
     assert not updates.blocks.by_row("mlp_magnitude").isnan().any()
+
+
+def test_a_value_of_nothing_has_no_direction() -> None:
+    def zero(v: Tensor) -> Tensor:
+        v[:, 3, 2] = 0
+        return v
+
+    hooks = {("v", 0): zero, ("pattern", 0): partial(look, at=3)}
+    updates = edited("gpt2", hooks, models.token_ids("gpt2", batch=2, length=7))
+    for statistic in ("orientation", "target_orientation"):
+        assert updates.by_row(statistic)[0, 2, :, 3:].isnan().all(), statistic
+    for statistic in ("magnitude", "target_magnitude"):
+        assert (updates.by_row(statistic)[0, 2, :, 3:] == 0).all(), statistic
 
 
 def test_heads_that_write_the_same_do_not_cancel_and_opposites_do() -> None:

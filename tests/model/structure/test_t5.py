@@ -1,6 +1,5 @@
 """T5: three stacks of attention, each against plain transformers and a computation from the raw weights."""
 
-import math
 from functools import cache
 from typing import Any
 
@@ -38,70 +37,6 @@ def inputs(padded: bool = True) -> dict[str, Tensor]:
         "attention_mask": mask,
         "decoder_input_ids": torch.randint(2, 43, (3, 7), generator=generator),
     }
-
-
-def bucket(offset: int, both_ways: bool, buckets: int, farthest: int) -> int:
-    """T5's bucket of key position − query position (Raffel et al. 2020), in plain Python."""
-    first = 0
-    if both_ways:
-        buckets //= 2
-        first = buckets if offset > 0 else 0
-        distance = abs(offset)
-    else:
-        distance = max(0, -offset)
-    exact = buckets // 2
-    if distance < exact:
-        return first + distance
-    far = exact + int(math.log(distance / exact) / math.log(farthest / exact) * (buckets - exact))
-    return first + min(far, buckets - 1)
-
-
-def by_hand(stack: str, layer: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """query_key and position of one layer, from the raw weights and the hidden states of plain transformers."""
-    model, given = t5(dtype), inputs()
-    with torch.no_grad():
-        out = model(**given, output_hidden_states=True, use_cache=False)
-    side = model.encoder if stack == "encoder" else model.decoder
-    block = side.block[layer]
-    stream = (out.encoder_hidden_states if stack == "encoder" else out.decoder_hidden_states)[layer]
-    if stack == "cross":
-        with torch.no_grad():
-            allowed = torch.zeros(7, 7, dtype=dtype).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
-            bias = model.decoder.block[0].layer[0].SelfAttention.compute_bias(7, 7)
-            stream = block.layer[0](stream, attention_mask=allowed[None, None], position_bias=bias)[0]
-    part = block.layer[1] if stack == "cross" else block.layer[0]
-    attention = part.EncDecAttention if stack == "cross" else part.SelfAttention
-    x = stream / (stream.float().pow(2).mean(-1, keepdim=True).to(dtype) + 1e-6).sqrt() * part.layer_norm.weight
-    y = out.encoder_last_hidden_state if stack == "cross" else x
-    q, k = (
-        (source @ weight.T).unflatten(-1, (4, 5)).transpose(1, 2)
-        for source, weight in ((x, attention.q.weight), (y, attention.k.weight))
-    )
-    terms = {"query_key": (q @ k.transpose(-1, -2)).detach()}
-    if stack != "cross":
-        table = side.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-        length = x.shape[1]
-        places = [[bucket(j - i, stack == "encoder", 8, 6) for j in range(length)] for i in range(length)]
-        terms["position"] = table[torch.tensor(places)].permute(2, 0, 1)[None].detach()
-    return terms
-
-
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("stack", STACKS)
-def test_terms_against_the_raw_weights(stack: str, dtype: torch.dtype) -> None:
-    split = am.decompose_scores(hooked(dtype), inputs(), stack=stack)
-    assert set(split.terms) == {"query_key", "mask"} | ({"position"} if stack != "cross" else set())
-    relative = split.residual / split.largest.amax(dim=1, keepdim=True)
-    assert float(relative.max()) <= (1e-5 if dtype == F32 else 1e-12)
-    for layer in range(len(split.layers)):
-        for name, expected in by_hand(stack, layer, dtype).items():
-            # transformers computes the norm's variance in float32, whatever the model's precision.
-            torch.testing.assert_close(
-                split.terms[name][:, layer].expand_as(expected),
-                expected,
-                rtol=1e-4,
-                atol=2e-5 if dtype == F32 else 1e-5,
-            )
 
 
 def test_contrast_and_shares_of_cross_attention() -> None:
