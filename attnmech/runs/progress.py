@@ -29,18 +29,36 @@ def watched(by: Watcher) -> Iterator[None]:
         _watcher.reset(before)
 
 
-def _tell(bar: Progress) -> None:
-    watcher, task = _watcher.get(), bar.tasks[0]
-    if watcher is not None:
-        watcher(task.description, int(task.completed), None if task.total is None else int(task.total))
+LOGGED_EVERY: Final = 5.0
+"""Where stderr is not a terminal, a line says how far the run is at most once in this many seconds."""
 
 
-class Meter:
+class _Moving:
+    """A bar with one task that tells the watcher of every step, and a log of some."""
+
+    def __init__(self, bar: Progress, description: str, total: int | None, **fields: Any) -> None:
+        self._bar = bar
+        self._task = bar.add_task(description, total=total, **fields)
+        self._logged = 0.0
+
+    def _tell(self) -> None:
+        watcher, task, console = _watcher.get(), self._bar.tasks[0], self._bar.console
+        done, total = int(task.completed), None if task.total is None else int(task.total)
+        if watcher is not None:
+            watcher(task.description, done, total)
+        elapsed = task.elapsed or 0.0
+        in_log = not (self._bar.disable or console.is_terminal or console.is_jupyter)
+        if in_log and (elapsed - self._logged >= LOGGED_EVERY or (done == total and self._logged)):
+            self._logged = elapsed
+            of = "" if total is None else f" of {total:,}"
+            console.print(f"{task.description}: {done:,}{of} after {elapsed:.0f} s", markup=False, highlight=False)
+
+
+class Meter(_Moving):
     """A progress bar over documents; call `advance` after each batch."""
 
     def __init__(self, bar: Progress, total: int | None) -> None:
-        self._bar = bar
-        self._task = bar.add_task("documents", total=total, rate="")
+        super().__init__(bar, "documents", total, rate="")
         self._tokens = 0
 
     def advance(self, part: CorpusBatch, *, skipped: bool = False) -> None:
@@ -49,7 +67,7 @@ class Meter:
         elapsed = self._bar.tasks[0].elapsed or 0.0
         rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed and self._tokens else ""
         self._bar.update(self._task, advance=len(part.documents), rate=rate)
-        _tell(self._bar)
+        self._tell()
 
 
 @contextmanager
@@ -77,22 +95,18 @@ def _length(inputs: Any) -> int | None:
         return None
 
 
-class Steps:
+class Steps(_Moving):
     """A progress bar over steps; call `advance` with the number of steps done."""
-
-    def __init__(self, bar: Progress, description: str, total: int | None) -> None:
-        self._bar = bar
-        self._task = bar.add_task(description, total=total)
 
     def advance(self, count: int) -> None:
         """Counts steps that are done, now or before an interruption."""
         self._bar.update(self._task, advance=count)
-        _tell(self._bar)
+        self._tell()
 
     def reach(self, done: int | float) -> None:
         """Sets the number of steps that are done; a fraction counts part of a step."""
         self._bar.update(self._task, completed=done)
-        _tell(self._bar)
+        self._tell()
 
     def within(self, step: int) -> Callable[[float], None]:
         """A function to call with the share of a step that is done; steps are numbered from 0."""

@@ -727,3 +727,13 @@ def test_nan_of_our_own_is_not_the_fault_of_a_reducer(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(reducer), "close", lambda self, state, run: state | {"sums": state["sums"] * torch.nan})
     with pytest.raises(ExactnessError, match=r"FocusReducer: 'sums' is NaN after document.* bug in attnmech"):
         am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2"))
+
+
+@pytest.mark.parametrize("every", [0.0, 1e9])
+def test_in_a_log_lines_say_how_far_a_run_is(
+    every: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("attnmech.runs.progress.LOGGED_EVERY", every)
+    am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2", batch=2), [(0, 1), (2, 4)], progress=True)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert not lines if every else lines[-1].startswith("ablations: 4 of 4 after ")
