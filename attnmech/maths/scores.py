@@ -146,10 +146,6 @@ class ScoreParts:
             fixed.add("position")
         return tuple(name for name in self.names() if name not in fixed)
 
-    def names_by_key(self) -> tuple[str, ...]:
-        """The terms that depend on the key alone, the same for every query."""
-        return tuple(name for name in self.names_along_row() if not self.differs_by_query(name))
-
     def differs_by_query(self, name: str) -> bool:
         """Whether a term differs between queries for the same key."""
         by_query = self.query_from_bias is not None and self.query_from_bias.ndim == 4
@@ -251,7 +247,7 @@ class ScoreParts:
         query = self.query_from_bias if name in ("key_bias", "constant") else self.query_from_input
         key = self.key_from_bias if name in ("query_bias", "constant") else self.key_from_input
         assert query is not None and key is not None
-        return self.scale * _dot(query[:, :, rows] if query.ndim == 4 else query, key)
+        return self.scale * (by_position(query[:, :, rows] if query.ndim == 4 else query) @ by_position(key).mT)
 
     def over(
         self, dimensions: Bool[Tensor, " d_head"], rows: slice = slice(None)
@@ -359,11 +355,6 @@ def by_position(part: Tensor) -> Float[Tensor, "#batch head #position d_head"]:
 
 def _whole(from_input: Tensor, from_bias: Tensor | None) -> Float[Tensor, "batch head position d_head"]:
     return from_input if from_bias is None else from_input + by_position(from_bias)
-
-
-def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]:
-    """Computes q·k over d_head of every pair, for parts with or without positions."""
-    return by_position(query) @ by_position(key).mT
 
 
 @dataclass(frozen=True)

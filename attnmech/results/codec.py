@@ -65,7 +65,7 @@ class _Reader:
                 values[field.name] = self._shared[field.name]
             elif not _is_saved(field):
                 continue
-            elif field.name in rest or path in self._tensors or _is_optional(hints[field.name]):
+            elif field.name in rest or path in self._tensors or type(None) in get_args(hints[field.name]):
                 values[field.name] = self._value(hints[field.name], rest.get(field.name), path)
             elif field.default is field.default_factory is dataclasses.MISSING:
                 raise KeyError(field.name)
@@ -116,7 +116,3 @@ def _member(hints: tuple[Any, ...], value: Any) -> Any:
 
 def _is_tensor(hint: Any) -> bool:
     return hint is Tensor or hasattr(hint, "dim_str")
-
-
-def _is_optional(hint: Any) -> bool:
-    return get_origin(hint) in (Union, UnionType) and type(None) in get_args(hint)

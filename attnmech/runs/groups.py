@@ -39,7 +39,8 @@ def joined(one: State, other: State, summed: Sequence[str], most: int | None = N
     """The sums by group of two states, over any texts."""
     modulus = torch.minimum(one["modulus"], other["modulus"])
     both = torch.cat((one["groups"], other["groups"])) % modulus
-    modulus = _modulus(both, modulus, GROUPS if most is None else most)
+    while len(_distinct(both % modulus)) > (GROUPS if most is None else most):
+        modulus = modulus // 2
     groups = _distinct(both % modulus)
     places = torch.split(torch.searchsorted(groups, both % modulus), [len(one["groups"]), len(other["groups"])])
     sums = {}
@@ -68,13 +69,6 @@ def _folded(state: State, summed: Sequence[str], most: int | None) -> State:
     nothing = {name: state[name][..., :0] for name in (*summed, *({FIRST} & state.keys()))}
     empty = {**nothing, "groups": state["groups"][:0], "modulus": state["modulus"]}
     return {**state, **joined(empty, state, summed, most)}
-
-
-def _modulus(numbers: Int[Tensor, " text"], modulus: Int[Tensor, "1"], most: int) -> Int[Tensor, "1"]:
-    """The largest power of two, `modulus` or less, that leaves at most `most` groups."""
-    while len(_distinct(numbers % modulus)) > most:
-        modulus = modulus // 2
-    return modulus
 
 
 def _distinct(numbers: Int[Tensor, " text"]) -> Int[Tensor, " group"]:

@@ -130,7 +130,8 @@ class Discovery:
         """Measures how much worse the model does in each group when a head is removed, in the metric's units."""
         stack, heads = self.model.output_stack, self.measuring.removal.heads
         swept = self.measuring.swept(self.task, [(head,) for head in heads])
-        harm = group_means(harm_of(self.task, swept.before, swept.after), self.task.group_of)
+        worse = swept.before - swept.after if self.task.higher else swept.after - swept.before
+        harm = group_means(worse, self.task.group_of)
         values = torch.full((max(stack.layers) + 1, stack.n_heads, harm.shape[-1]), torch.nan, dtype=torch.float64)
         values[tuple(torch.tensor(heads).T)] = harm
         return values
@@ -142,15 +143,6 @@ class Discovery:
         count = whole_number("count", count, least=1, most=len(known), most_is="the heads of the model")
         order = sorted(known, key=lambda place: -float(mean[tuple(place)]))
         return tuple(sorted((layer, head) for layer, head in order[:count]))
-
-
-def harm_of(
-    task: Task, before: Float[Tensor, " case"], after: Float[Tensor, "*set case"]
-) -> Float[Tensor, "*set case"]:
-    """Returns how much worse the model does after than before: before − after if higher is better, otherwise after −
-    before.
-    """
-    return before - after if task.higher else after - before
 
 
 def measured_sets(

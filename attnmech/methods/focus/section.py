@@ -103,11 +103,11 @@ def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) ->
 
     """
     figures = _cross_figures(view.nouns) if view.crosses else _figures(view.nouns)
-    return [_chosen(view, figure, call, layers) if layers else _plain(view, figure, call) for figure in figures]
+    return [_section(view, figure, call, layers) for figure in figures]
 
 
-def _plain(view: FocusNumbers, figure: _Figure, call: str) -> Section:
-    return Section(
+def _section(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int]) -> Section:
+    plain = Section(
         contents=figure.contents,
         heading=figure.heading,
         numbered=True,
@@ -116,10 +116,8 @@ def _plain(view: FocusNumbers, figure: _Figure, call: str) -> Section:
         figures={figure.name.replace("_", "-"): rank_lines(view, figure.number)},
         call=f'{call}.plot("{figure.name}")',
     )
-
-
-def _chosen(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int]) -> Section:
-    plain = _plain(view, figure, call)
+    if not layers:
+        return plain
     return replace(
         plain,
         finding=_place_of_head(view, figure, layers),

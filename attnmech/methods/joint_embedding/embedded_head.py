@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import torch
@@ -22,7 +22,7 @@ from .distances import (
     weighted_correlation,
 )
 from .formulas import ScaleAndShift, Sphere, scale_grid, scale_of_norms
-from .token_pairs import Pairs, Tokens
+from .token_pairs import Pairs, Tokens, drawn
 
 CURVE_PAIRS: Final = 20_000
 """The largest number of random pairs on which c is chosen; the correlation at that c is over all pairs."""
@@ -52,7 +52,7 @@ class EmbeddedHead:
     """The queries of the sampled tokens, followed by their keys."""
     offset: Float[Tensor, " d"]
     norms: Float[Tensor, " point"]
-    numbers: Mapping[str, float]
+    numbers: dict[str, float]
     flag: str
     """"edge" if the best c lies at an end of the grid, "flat" if the criterion does not depend on c, else ""."""
     grid: Float64[Tensor, " c"]
@@ -80,21 +80,18 @@ class OneHead:
     def embedded(self) -> EmbeddedHead:
         """The head's points and numbers."""
         q, k = (self.tokens.of_each(values).double() for values in (self.q, self.k))
-        norms = [vectors.norm(dim=-1) for vectors in (q, k)]
-        numbers = {"query_norm": float(norms[0].quantile(0.5)), "key_norm": float(norms[1].quantile(0.5))}
-        measured = self._exact(q, k) if self.plan.geometry == "exact" else self._scaled(q, k)
-        dtype = torch.float64 if self.plan.geometry == "exact" else self.q.dtype
-        return EmbeddedHead(
-            vectors=torch.cat([points[self.places] for points in (measured.queries, measured.keys)]).to(dtype),
-            offset=measured.offset,
-            norms=torch.cat([of_kind[self.places] for of_kind in norms]).float(),
-            numbers=numbers | measured.numbers,
-            flag=measured.flag,
-            grid=measured.grid,
-            curve=measured.curve,
+        whole = self._exact(q, k) if self.plan.geometry == "exact" else self._scaled(q, k)
+        medians = (float(norms.quantile(0.5)) for norms in whole.norms.chunk(2))
+        sampled = torch.cat((self.places, len(q) + self.places))
+        return replace(
+            whole,
+            vectors=whole.vectors[sampled].to(torch.float64 if self.plan.geometry == "exact" else self.q.dtype),
+            norms=whole.norms[sampled].float(),
+            numbers=dict(zip(("query_norm", "key_norm"), medians, strict=True)) | whole.numbers,
         )
 
-    def _scaled(self, q: Tensor, k: Tensor) -> "HeadPoints":
+    def _scaled(self, q: Tensor, k: Tensor) -> EmbeddedHead:
+        """All tokens as points."""
         plan, pairs = self.plan, self.pairs
         fixed = plan.fixed.get((self.block.layer, self.head))
         mean_q, mean_k = q.mean(dim=0), k.mean(dim=0)
@@ -128,7 +125,8 @@ class OneHead:
                 embedding.queries(self.q.double()), embedding.keys(self.k.double()), self.block.scale, self._position
             ),
         }
-        return HeadPoints(embedding.queries(q), embedding.keys(k), embedding.offset, numbers, flag, grid, curve)
+        points = torch.cat((embedding.queries(q), embedding.keys(k)))
+        return EmbeddedHead(points, embedding.offset, torch.cat((q, k)).norm(dim=-1), numbers, flag, grid, curve)
 
     def _chosen(
         self, q: Tensor, k: Tensor, distances: PairDistances, product: Tensor
@@ -139,7 +137,7 @@ class OneHead:
         if plan.scale != "auto" or plan.fixed:
             c = middle if isinstance(plan.scale, str) else plan.scale
             return c, "", grid, torch.full_like(grid, torch.nan)
-        some = self.pairs.some(CURVE_PAIRS, plan.seed)
+        some = drawn(len(self.pairs), CURVE_PAIRS, [plan.seed, 1])
         curve = criterion(distances.part(some), product[some], grid)
         known = curve[~curve.isnan()]
         if not len(known) or float(known.max() - known.min()) < _FLAT:
@@ -147,7 +145,8 @@ class OneHead:
         best = int(curve.nan_to_num(torch.inf).argmin())
         return float(grid[best]), "edge" if best in (0, len(grid) - 1) else "", grid, curve
 
-    def _exact(self, q: Tensor, k: Tensor) -> "HeadPoints":
+    def _exact(self, q: Tensor, k: Tensor) -> EmbeddedHead:
+        """All tokens as points."""
         pairs, tokens = self.pairs, self.tokens
         slope, by_key = self._slope()
         p = tokens.of_each(by_key)
@@ -167,7 +166,9 @@ class OneHead:
             "attention_change": self._attention_change(sphere.queries(self.q), sphere.keys(self.k, by_key), 1.0, None),
         }
         nothing = torch.full_like(scale_grid(1.0), torch.nan)
-        return HeadPoints(queries, keys, torch.zeros_like(keys[0]), numbers, "", nothing, nothing)
+        points = torch.cat((queries, keys))
+        norms = torch.cat((q, k)).norm(dim=-1)
+        return EmbeddedHead(points, torch.zeros_like(keys[0]), norms, numbers, "", nothing, nothing)
 
     # -- the position term ------------------------------------------------------------------------------------
 
@@ -246,19 +247,6 @@ class OneHead:
         scores = scores.masked_fill(~self.seen, torch.finfo(scores.dtype).min)
         sink = None if self.block.sink is None else self.block.sink[self.head : self.head + 1].cpu()
         return softmax_of(scores[:, None], sink)[:, 0]
-
-
-@dataclass(frozen=True)
-class HeadPoints:
-    """All tokens of one head as points, with the head's numbers."""
-
-    queries: Float[Tensor, "token d"]
-    keys: Float[Tensor, "token d"]
-    offset: Float[Tensor, " d"]
-    numbers: dict[str, float]
-    flag: str
-    grid: Float64[Tensor, " c"]
-    curve: Float64[Tensor, " c"]
 
 
 def _distances(q: Tensor, k: Tensor, products: Tensor, pairs: Pairs) -> PairDistances:

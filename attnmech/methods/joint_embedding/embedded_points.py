@@ -139,11 +139,8 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         for field_name in ("patterns", "text_special"):
             if set(getattr(self, field_name)) != set(self.text_labels):
                 raise ValueError(f"`{field_name}` must have one entry per text of `text_labels`")
-        replace(self, patterns={}, text_special={})._check_fields()
+        super(EmbeddedPoints, replace(self, patterns={}, text_special={}))._check()
         check_layers(tuple(dict.fromkeys(layer for layer, _ in self.heads)), self.n_layers)
-
-    def _check_fields(self) -> None:
-        super()._check()
 
     # -- by layer and head ------------------------------------------------------------------------------------
 

@@ -25,12 +25,13 @@ class HeadNumbers:
         printed=True,
     )
     correlation = Number(
-        meaning="""The correlation of distance and dot product (for geometry="exact", of distance and score), before "
-                "projection.
+        meaning="""The correlation of distance and dot product (for geometry="exact", of distance and score), before
+        projection.
 
         Pearson's, over the pairs of a query and a visible key that are nearer than τ, with weights (τ − distance)²;
         τ is the 20th percentile of the distances of all pairs. −1 if distance determines the dot product of near pairs
-        linearly. """,
+        linearly.
+        """,
         label="correlation",
         bounds=(-1.0, 1.0),
         printed=True,
@@ -71,8 +72,8 @@ class HeadNumbers:
         printed=True,
     )
     shift_share = Number(
-        meaning="""The share of q̄·k in what distinguishes the keys of a row; the shift removes this part from "
-                "distances.
+        meaning="""The share of q̄·k in what distinguishes the keys of a row; the shift removes this part from
+        distances.
 
         Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)² of t = q̄·k and s = q·k, q̄ the mean query
         (docs/formulas.md#shares-of-variance).

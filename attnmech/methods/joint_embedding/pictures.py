@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...maths.ranks import rank_correlation
 from .distances import weighted_correlation
 from .projections import CANNOT_PLACE, METRICS, Projection, Watch, project, trustworthiness
-from .token_pairs import Pairs
+from .token_pairs import Pairs, drawn
 
 FITTED: Final = 12_000
 """The largest number of a head's points to which a projection is fitted; it then places the other points."""
@@ -63,10 +63,8 @@ class Projecting:
 
     def _fitted(self, count: int) -> Tensor:
         tokens = count // 2
-        if count <= FITTED:
-            return torch.arange(count)
-        drawn = np.sort(np.random.default_rng([self.seed, 2]).choice(tokens, FITTED // 2, replace=False))
-        return torch.from_numpy(np.concatenate((drawn, drawn + tokens)))
+        chosen = drawn(tokens, FITTED // 2, [self.seed, 2])
+        return torch.cat((chosen, chosen + tokens))
 
 
 def after_projection(
@@ -95,15 +93,9 @@ def after_projection(
         if len(pairs)
         else product
     )
-    some = _some(len(vectors), seed)
+    some = drawn(len(vectors), TRUST_POINTS, [seed, 3])
     return {
         "correlation": weighted_correlation(distance, product),
         "spearman": rank_correlation(distance, product),
         "trustworthiness": trustworthiness(vectors[some].numpy(), points[some].numpy(), METRICS[name]),
     }
-
-
-def _some(count: int, seed: int) -> Tensor:
-    if count <= TRUST_POINTS:
-        return torch.arange(count)
-    return torch.from_numpy(np.sort(np.random.default_rng([seed, 3]).choice(count, TRUST_POINTS, replace=False)))

@@ -1,5 +1,6 @@
 """The real tokens of a batch in one row, and the query-key pairs that a mask leaves visible."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -68,6 +69,13 @@ def sampled(tokens: Tokens, documents: Int[Tensor, " text"], count: int, seed: i
     return torch.from_numpy(np.sort(order[:count]))
 
 
+def drawn(total: int, count: int, seed: Sequence[int]) -> Int[Tensor, " some"]:
+    """Draws `count` random whole numbers below `total`, or all of them if there are fewer, in order."""
+    if total <= count:
+        return torch.arange(total)
+    return torch.from_numpy(np.sort(np.random.default_rng(seed).choice(total, count, replace=False)))
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Visible query-key pairs of tokens of the same text, sorted by query."""
@@ -106,13 +114,6 @@ class Pairs:
             (query[first:end] - start) * count + key[first:end] - start
             for first, end, start, count in zip(ends, ends[1:], starts, self.counts, strict=False)
         ]
-
-    def some(self, count: int, seed: int) -> Int[Tensor, " some"]:
-        """Draws the indices of `count` random pairs, or of all pairs if there are fewer, in order."""
-        if len(self) <= count:
-            return torch.arange(len(self))
-        drawn = np.random.default_rng([seed, 1]).choice(len(self), count, replace=False)
-        return torch.from_numpy(np.sort(drawn))
 
 
 def visible_pairs(tokens: Tokens, mask: MaskRule, seed: int) -> Pairs:

@@ -105,7 +105,13 @@ def decompose_by_source(
 
     """
     require_model(model)
-    stack = _stack_of(model)
+    if reason := why_no_sum(model):
+        raise UnsupportedModelError(
+            f"expected a stream that is the sum of embeddings, heads and MLPs; {model.name} "
+            f"({model.architecture.name}) cannot be split over writers: {reason}. Use am.decompose_scores for the "
+            "terms of its scores."
+        )
+    stack = model.stack()
     chosen = _chosen_heads(model, stack, layers, heads)
     split = None if directions is None else _split_of(directions, list(chosen), stack)
     captures = points_of_writers(model, list(chosen)) if split is None else points_read(model, list(chosen))
@@ -148,17 +154,6 @@ def decompose_by_source(
 
 
 # -- arguments -----------------------------------------------------------------------------------------------
-
-
-def _stack_of(model: HookedModel) -> Stack:
-    """Returns the model's stack; raises `UnsupportedModelError` unless its stream is a sum of captured points."""
-    if reason := why_no_sum(model):
-        raise UnsupportedModelError(
-            f"expected a stream that is the sum of embeddings, heads and MLPs; {model.name} "
-            f"({model.architecture.name}) cannot be split over writers: {reason}. Use am.decompose_scores for the "
-            "terms of its scores."
-        )
-    return model.stack()
 
 
 def _chosen_heads(

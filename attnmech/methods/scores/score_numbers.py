@@ -31,7 +31,10 @@ def score_numbers(
     """
     rows, length, heads = len(tokens), len(keys or tokens), text[0].query.shape[1]
     names = names_along_row(text)
-    by_key = [name for name in names if all(name in parts.names_by_key() for parts in text)]
+    by_key = [
+        name for name in names
+        if all(name in parts.names_along_row() and not parts.differs_by_query(name) for parts in text)
+    ]  # fmt: skip
     # Under rotation no term depends on the key alone; centred terms are shown for the last query.
     by_last = [name for name in names if name in ("position", "key_bias")] if text[0].centred and not by_key else []
     scores, patterns, ranked_keys, shares, key_terms, terms = [], [], [], [], [], []

@@ -75,9 +75,8 @@ def score_sections(
         f"Lines between {nouns.tokens}" if nouns.keys is None else f"Lines from {nouns.tokens} to {nouns.keys.tokens}"
     )
     ledger = [_ledger(splits, plotted("row_ledger", "query={query}", 'against="{against}"'))] if view.terms else []
-    rounded = max(
-        error_of(section) for section in (attention, *(chart for section in ledger for chart in _charts(section)))
-    )
+    charts = [attention, *(figure for part in ledger for figure in part.figures.values() if isinstance(figure, Chart))]
+    rounded = max(map(error_of, charts))
     exact = f"off by at most {bound(rounded)}" if rounded else "exact"
     return [
         Section(
@@ -250,10 +249,6 @@ def _ledger(splits: _Splits, call: str) -> Section:
         call=call,
         choices=(AGAINST,),
     )
-
-
-def _charts(section: Section) -> list[Chart]:
-    return [figure for figure in section.figures.values() if isinstance(figure, Chart)]
 
 
 def _about_rows(view: ScoreNumbers) -> ByChoice:

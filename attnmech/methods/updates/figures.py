@@ -8,6 +8,7 @@ out, with the stream at j. Both sides have one value for each token i.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -73,31 +74,6 @@ MAGNITUDE_BINS: Final = Bins(20, logarithmic=True, words="magnitude")
 
 ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")
 """Eighty bins from -1 to 1; a cosine of exactly 1 counts in the last."""
-
-
-def magnitude_histograms_chart(
-    magnitude: Float[np.ndarray, "side layer head token"],
-    sides: Sequence[Side],
-    *,
-    chosen: bool = True,
-    nouns: Nouns = TEXT,
-) -> Chart:
-    """Draws figure 7: the size of updates over the tokens, one histogram per head on a common logarithmic axis.
-
-    NaN and 0 are omitted; every trace is scaled to its fullest bin. `chosen` highlights one head.
-    """
-    return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen, nouns)
-
-
-def orientation_histograms_chart(
-    orientation: Float[np.ndarray, "side layer head token"],
-    sides: Sequence[Side],
-    *,
-    chosen: bool = True,
-    nouns: Nouns = TEXT,
-) -> Chart:
-    """Draws figure 8: the direction of updates over the tokens, one histogram per head from -1 to 1."""
-    return _histograms(orientation, ORIENTATION_BINS, sides, chosen, nouns)
 
 
 def orientation_by_magnitude_chart(
@@ -184,9 +160,17 @@ def _flat(values: np.ndarray, over: tuple[str, ...]) -> np.ndarray:
 
 
 def _histograms(
-    values: Float[np.ndarray, "side layer head token"], bins: Bins, sides: Sequence[Side], chosen: bool, nouns: Nouns
+    bins: Bins,
+    values: Float[np.ndarray, "side layer head token"],
+    sides: Sequence[Side],
+    *,
+    chosen: bool = True,
+    nouns: Nouns = TEXT,
 ) -> Chart:
-    """Draws one histogram per head, on separate lines: overlaid, the curves of 24 heads would hide each other."""
+    """Draws one histogram per head, on separate lines: overlaid, the curves of 24 heads would hide each other.
+
+    NaN and magnitudes of 0 are omitted; every trace is scaled to its fullest bin. `chosen` highlights one head.
+    """
     heads = values.shape[2]
     x, y, low, high, count = _outlines(values, bins)
     columns = tuple(ByChoice(array, _OF_HEAD, logarithmic=bins.logarithmic) for array in (x, low, high))
@@ -225,6 +209,13 @@ def _histograms(
     )
     ends = _range_of(values, "xaxis", sides) if bins.logarithmic else ()
     return Chart(figure, (*slots, *_titles({bins.words: "xaxis"}, sides), *ends), clicks={"head": "data.meta"})
+
+
+magnitude_histograms_chart: Final = partial(_histograms, MAGNITUDE_BINS)
+"""Draws figure 7: the size of updates over the tokens, one histogram per head on a common logarithmic axis."""
+
+orientation_histograms_chart: Final = partial(_histograms, ORIENTATION_BINS)
+"""Draws figure 8: the direction of updates over the tokens, one histogram per head from -1 to 1."""
 
 
 def _outlines(values: Float[np.ndarray, "side layer head token"], bins: Bins) -> tuple[np.ndarray, ...]:

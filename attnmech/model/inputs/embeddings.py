@@ -116,7 +116,8 @@ def token_encoder(
             "they do not belong together. Give the tokenizer with which this model was trained."
         )
     further = _further_inputs(model, plan.position_limit)
-    start = None if decoder is None else _decoder_start(model.config)
+    starts = [getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id")]
+    start = None if decoder is None else next((token for token in starts if token is not None), 0)
     target = None if decoder is None else decoder.position_limit
     chosen = globals_by_default(model) if GLOBAL_MASK in further else None
     of_text = plans[0].reads == "tokens"
@@ -175,9 +176,3 @@ def _tried(model: PreTrainedModel) -> Int[Tensor, "1 position"]:
     embedding, padding = token_embedding(model), text_setting(model.config, "pad_token_id")
     known = text_ids(len(embedding), placeholders_of(model.config, None))[: _TRIED + 1].tolist()
     return torch.tensor([[token for token in known if token != padding][:_TRIED]], device=embedding.device)
-
-
-def _decoder_start(config: Any) -> int:
-    """The first token of a decoder's input."""
-    tokens = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
-    return next((token for token in tokens if token is not None), 0)

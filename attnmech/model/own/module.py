@@ -125,7 +125,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
                 if isinstance(module, nn.MultiheadAttention):
                     module.register_forward_hook(self._keep_weights, with_kwargs=True)
             for path in self.products:
-                keep_weights_of_product(self.get_submodule(path), self._weights_kept)
+                keep_weights_of_product(self.get_submodule(path), self._weights.append)
             for path in self.described:
                 self.get_submodule(path).register_forward_hook(self._keep_none)
 
@@ -138,9 +138,6 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
             for other, part in list(self.named_modules(remove_duplicate=False)):
                 if part is original:
                     self.set_submodule(other, ours)
-
-    def _weights_kept(self, weights: Tensor) -> None:
-        self._weights.append(weights)
 
     def _keep_none(self, module: nn.Module, args: Any, output: Any) -> None:
         self._weights.append(None)

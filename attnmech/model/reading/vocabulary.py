@@ -7,7 +7,7 @@ ELECTRA, RemBERT), the projection comes last: row_v = c · P N(s · E_v + furthe
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -170,17 +170,14 @@ def _norm(model: HookedModel, stack: Stack) -> WideNorm | None:
     return WideNorm(gamma.detach(), None if beta is None else beta.detach(), epsilon_of(norm), is_centred(norm, like))
 
 
-def _with_noise(model: HookedModel, ids: Int[Tensor, "1 position"]) -> Batch:
-    """A batch with these tokens for the decoder of a model of sound, and noise for its encoder."""
-    assert isinstance(model.encoder, TranscriptEncoder)
-    return model.encode({**model.encoder.signal.noise(1, 0, model.embedding), "decoder_input_ids": ids})
-
-
 def _check(model: HookedModel, stack: Stack, vocabulary: Vocabulary) -> None:
     """Raises `InputError` unless the input of the first block follows from the rows of `Vocabulary`."""
     count = len(vocabulary)
     ids = torch.arange(_PROBE, device=model.device)[None] * max(1, (count - 1) // _PROBE) % count
-    batch = model.encode(ids) if model.reads_tokens else _with_noise(model, ids)
+    inputs: Any = ids
+    if isinstance(model.encoder, TranscriptEncoder):
+        inputs = {**model.encoder.signal.noise(1, 0, model.embedding), "decoder_input_ids": ids}
+    batch = model.encode(inputs)
     if can_begin_in_the_middle(model):
         labels = list(model.further_embeddings)
         ran = Blocks(model).run(
