@@ -36,6 +36,7 @@ def __getattr__(name: str) -> Any:
 
         return version("attnmech")
     from .basics.lens_names import OF_PACKAGE, missing_name
+    from .basics.public import nearest
 
     for module in ("results", "errors", "reducers", "architecture"):
         if name in dir(import_module(f".{module}", __name__)):
@@ -43,6 +44,7 @@ def __getattr__(name: str) -> Any:
             break
     else:
         message = missing_name("attnmech", name, OF_PACKAGE)
-        if name not in OF_PACKAGE:
+        message += "" if ";" in message else nearest(name, __all__)
+        if ";" not in message:
             raise AttributeError(message, name=name)
     raise (ImportError if is_from_import() else AttributeError)(message, name=name)

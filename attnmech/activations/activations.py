@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,13 +10,16 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ..basics.arguments import shown
+from ..basics.files import path_ending
 from ..basics.lens_names import OF_CACHE, missing_name
 from ..basics.public import public
 from ..batch import Batch
 from ..errors import InputError, MissingPointError
-from ..points import POINTS, PointKey, PointName, lens_name, parse
+from ..points import POINTS, PointKey, PointName, lens_name, parse, split_stack
+from ..results.tensor_file import write_tensors
 
 if TYPE_CHECKING:
+    import pandas as pd
     from transformer_lens import ActivationCache
     from transformer_lens.model_bridge import TransformerBridge
 
@@ -130,6 +134,49 @@ class Activations:
         view_of_point = show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
         return view_of_point.of_model(self.model)
 
+    def to_frame(self, name: PointName | None = None) -> "pd.DataFrame":
+        """A point as a table, without padding: one row per number, its place on each axis, and the number as `value`.
+
+        >>> acts.to_frame("pattern").columns.to_list()            # doctest: +SKIP
+        ['layer', 'batch', 'head', 'query', 'key', 'value']
+
+        `name` may be left out if the run captured a single point. Raises `InputError` if it captured several.
+        """
+        import pandas as pd
+
+        points = list(dict.fromkeys(point for point, _ in self.values))
+        if name is None and len(points) != 1:
+            raise InputError(f'name one of the points {", ".join(points)}, such as acts.to_frame("{points[0]}").')
+        full, layer = parse(points[0] if name is None else name)
+        stack, axes, frames = split_stack(full)[0], POINTS[split_stack(full)[1]].axes, []
+        queries = self.batch.queries(stack) if full != "logits" else self.batch.target or self.batch
+        real = {"position": queries.mask, "query": queries.mask, "key": self.batch.keys(stack).mask}
+        self[full if layer is None else (full, layer)]  # raises, if the run did not capture the point
+        for (point, at), value in self.values.items():
+            if point != full or layer not in (None, at):
+                continue
+            if value.ndim != len(axes):
+                raise InputError(
+                    f"{full!r} has the shape {[*value.shape]} in this model, without a row for each token."
+                )
+            frame = pd.MultiIndex.from_product(map(range, value.shape), names=axes).to_frame(index=False)
+            frame["value"] = value.detach().float().flatten().cpu().numpy()
+            for axis in real.keys() & set(axes):
+                frame = frame[real[axis].cpu().numpy()[frame["batch"], frame[axis]]]
+            if at is not None:
+                frame.insert(0, "layer", at)
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the points to a .safetensors file, as "pattern.3" or "logits", with the tokens in its metadata.
+
+        >>> safetensors.torch.load_file(acts.save("acts.safetensors"))["pattern.3"]            # doctest: +SKIP
+        """
+        tensors = {name if at is None else f"{name}.{at}": value for (name, at), value in self.values.items()}
+        facts = {"kind": "Activations", "model": self.model, "tokens": self.tokens}
+        return write_tensors(path_ending(path, ".safetensors"), tensors, facts)
+
     def to_cache(self, bridge: "TransformerBridge | None" = None) -> "ActivationCache":
         """The captured points as TransformerLens's `ActivationCache`, under TransformerLens's names.
 
@@ -180,7 +227,8 @@ class Activations:
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(missing_name("Activations", name, OF_CACHE), name=name, obj=self)
+            entry = f"; a point is an entry: acts[{name!r}]" if name in POINTS else ""
+            raise AttributeError(missing_name("Activations", name, OF_CACHE) + entry, name=name, obj=self)
 
     def __repr__(self) -> str:
         batch, length = self.batch.ids.shape

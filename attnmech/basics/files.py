@@ -20,6 +20,9 @@ from .messages import first_line
 _HOST: Final = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 """Names this machine in the file names of drafts: on a shared disk, processes of two machines may have the same id."""
 
+_DRAFT: Final = ".part"
+"""The suffix of drafts."""
+
 _NUMBERS: Final = itertools.count()
 """Numbers the drafts of this process."""
 
@@ -45,6 +48,14 @@ def path_of(value: str | Path, error: type[AttnmechError] = InputError) -> Path:
         short = name if len(name) <= 80 else f"{name[:80]}…"
         reason = getattr(refused, "strerror", None) or str(refused)
         raise error(f"the path {short} cannot be used: {reason}.") from refused
+    return path
+
+
+def path_ending(value: str | Path, *suffixes: str, instead: str = "") -> Path:
+    """Converts to the `Path` of a file to write; raises `OutputError` if it ends in something else than `suffixes`."""
+    path = path_of(value, OutputError)
+    if path.suffix.lower() not in (*suffixes, _DRAFT):
+        raise OutputError(f"the path must end in {suffixes[0]}; got {path.name or path}.{instead}")
     return path
 
 
@@ -162,7 +173,7 @@ def _cannot_write(target: Path, error: BaseException) -> OutputError:
 
 def _draft_of(target: Path) -> Path:
     """A name next to the file that no other writer uses."""
-    return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}-{next(_NUMBERS)}.part")
+    return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}-{next(_NUMBERS)}{_DRAFT}")
 
 
 def _remove_abandoned_drafts(target: Path) -> None:

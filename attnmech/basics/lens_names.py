@@ -19,6 +19,7 @@ _MOVE = '`am.load(name, device="cuda", dtype="bfloat16")`'
 _NO_FOLDING = "not needed: weights are used as they are, and decompositions take the norms into account"
 _ALWAYS = 'not needed: the point "{}" is captured whenever you name it'
 _WRITERS = '`am.residual_updates(model, text, answers=" Anna", against=" Tom").logits`, [layer head text]'
+_PATCH = '`am.patch(model, clean, corrupted, answers=" Anna", against=" Tom")`'
 _BRIDGE = "not here; TransformerLens's own bridge of this model is `model.bridge`"
 
 OF_MODEL: Final[Mapping[str, str]] = {
@@ -98,7 +99,7 @@ OF_PACKAGE: Final[Mapping[str, str]] = {
     "TransformerBridge": f"{_LOAD}, or `am.load(bridge)` of one that you have; the bridge itself is `model.bridge`",
     "HookedEncoder": _LOAD,
     "ActivationCache": "`acts = model.run(text, points=[...])`; `acts.to_cache()` is TransformerLens's own",
-    "patching": "`am.patch(model, clean, corrupted, answers=..., against=...)`",
+    "patching": _PATCH,
     "head_detector": "`am.head_types(model)`, on repeated random tokens",
     "FactoredMatrix": "`am.composition(model)`, of any two heads",
     "utils": "not here; `attnmech.demo.text` has texts of the demo model's language",
@@ -106,9 +107,55 @@ OF_PACKAGE: Final[Mapping[str, str]] = {
 """What to write instead of a name of TransformerLens's package."""
 
 
+_ABLATE = "`am.ablate_heads(model, texts)`, or `am.Intervention.zero([(2, 6), (2, 7)])` in `model.intervene`"
+_MEAN = "`am.Intervention.replace([(2, 6), (2, 7)], am.mean_z(model, texts))` in `model.intervene`"
+_ADD = '`am.Intervention.add("resid_post", vector, layers=[2])` in `model.intervene`; `am.steer` tries several factors'
+_LOSS = "`model.loss(texts)`, nats per token; of a masked language model, of tokens that it masks"
+_WORD = '`acts["pattern", 2][0, 6, :, acts.tokens[0].index(" Tom")]`, what each row of L2H6 gives to " Tom"'
+_FIGURE = '`result.save_figure("figure.png")`, or .pdf or .svg; `result.plot()` is a plotly figure'
+_TABLE = "`result.to_frame().{}(path)`"
+
+OTHERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "attnmech": {
+        **dict.fromkeys(("ablate", "zero_ablate", "knockout"), _ABLATE),
+        **dict.fromkeys(("mean_ablate", "mean_ablation"), _MEAN),
+        **dict.fromkeys(("direct_logit_attribution", "logit_attribution", "logit_attrs", "dla"), _WRITERS),
+        **dict.fromkeys(("activation_patching", "activation_patch", "patch_heads"), _PATCH),
+        **dict.fromkeys(("attention_to", "attention_to_word", "word_attention"), _WORD),
+        **dict.fromkeys(("circuitsvis", "attention_heads", "attention_patterns"), "`am.draw.attention(acts, layer=2)`"),
+        **dict.fromkeys(("loss", "perplexity"), _LOSS),
+        "save_figure": _FIGURE,
+        "save": '`result.save("result.safetensors")`, which `am.load_result` reads',
+    },
+    "HookedModel": {
+        **dict.fromkeys(("ablate", "zero_ablate"), _ABLATE),
+        **dict.fromkeys(("perplexity", "mlm_loss", "masked_loss", "pseudo_log_likelihood"), _LOSS),
+    },
+    "Intervention": {
+        **dict.fromkeys(("mean", "mean_ablate", "mean_ablation"), _MEAN),
+        **dict.fromkeys(("ablate", "zero_ablate", "knockout"), _ABLATE),
+        **dict.fromkeys(("steer", "add_vector"), _ADD),
+        "patch": '`am.Intervention.replace([(2, 6)], acts["z", 2])`, of a run on another text',
+    },
+    "Activations": {
+        "plot": '`acts.show("pattern")`',
+        **dict.fromkeys(
+            ("attention", "attentions", "attn", "patterns"), '`acts["pattern", 2]`, [batch head query key]'
+        ),
+    },
+    "result": {
+        **dict.fromkeys(("savefig", "save_fig", "write_image"), _FIGURE),
+        **{name: _TABLE.format(name) for name in ("to_csv", "to_json", "to_parquet", "to_excel", "to_latex")},
+        "to_netcdf": "`result.to_xarray().to_netcdf(path)`",
+        "show": '`result.plot()`, or `result.write_html("page.html")`',
+    },
+}
+"""What to write instead of other names that people try, by the owner of the name."""
+
+
 def missing_name(owner: str, name: str, table: Mapping[str, str] = OF_MODEL) -> str:
-    """The message of an `AttributeError`; if TransformerLens has the name, it says what to write here instead."""
-    instead = table.get(name)
-    if instead is None:
-        return f"{owner!r} has no {name!r}"
-    return f"{owner!r} has no {name!r}; TransformerLens's `{name}` is {instead}."
+    """The message of an `AttributeError`; if TransformerLens or another habit has the name, with what to write here."""
+    if name in table:
+        return f"{owner!r} has no {name!r}; TransformerLens's `{name}` is {table[name]}."
+    instead = OTHERS.get(owner, OTHERS["result"]).get(name)
+    return f"{owner!r} has no {name!r}" + (f"; `{name}` is {instead}." if instead else "")

@@ -6,9 +6,9 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec
 
-from ..basics.files import check_writable, path_of, writing
+from ..basics.files import check_writable, path_ending, writing
 from ..basics.public import public
-from ..errors import InputError, OutputError
+from ..errors import InputError
 
 P = ParamSpec("P")
 
@@ -28,7 +28,8 @@ def returns_page(to_html: Callable[P, str]) -> Callable[P, str]:
 
 def write_page(path: str | Path, page: Callable[[], str]) -> Path:
     """Writes a page completely or not at all; checks the path before making the page."""
-    target = path_of(path, OutputError)
+    figure = " For a figure: save_figure(path), as .pdf, .png or .svg."
+    target = path_ending(path, ".html", ".htm", instead=figure)
     check_writable(target)
     html = page()
     with writing(target) as draft:

@@ -14,12 +14,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from torch import Tensor
 
 from ..basics.arguments import string
-from ..basics.files import path_of
+from ..basics.files import path_ending, path_of
+from ..basics.lens_names import missing_name
 from ..basics.public import public
 from ..errors import InputError
 from ..results.codec import packed, unpacked
@@ -56,13 +57,23 @@ from .selection import (
 )
 from .values import Values, checked_values
 
+
+class _Named(type):
+    """Says, for a name that `Intervention` does not have, which line does the same."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(missing_name("Intervention", name, {}), name=name, obj=cls)
+
+
 HEAD_POINTS: Final = ("z", "pattern", "scores", "v", "q", "k")
 """The points that have a head axis; at other points, an intervention changes whole layers."""
 
 
 @public
 @dataclass(frozen=True)
-class Intervention:
+class Intervention(metaclass=_Named):
     """One change to a run: an edit, in some heads or layers and rows. Make it with the class methods.
 
     Interventions compare, print and hash as values; `save` and `load` store them in files. Several can act together:
@@ -116,7 +127,7 @@ class Intervention:
     def replace(
         cls,
         heads: Heads,
-        values: Values | Mapping[int, Tensor],
+        values: Values | Mapping[int, Tensor] | Tensor,
         *,
         point: Literal["z", "pattern", "q", "k", "v"] = "z",
         positions: Positions | None = None,
@@ -125,25 +136,27 @@ class Intervention:
         """Replaces z (or another point) of the heads by values, such as a mean, or the same point in another run.
 
         >>> acts = model.run(other, points=["z"])                                       # doctest: +SKIP
-        >>> Intervention.replace([(3, 5)], {3: acts["z", 3]})                            # doctest: +SKIP
+        >>> Intervention.replace([(3, 5)], acts["z", 3])                                 # doctest: +SKIP
 
         Args:
             heads: a list of (layer, head), or "all"; at k and v, kv heads (layer, kv_head), so a change reaches every
                 query head that shares the kv head.
-            values: tensors by layer, as a run or `am.mean_z` returns them.
+            values: tensors by layer, such as those of `am.mean_z(model, texts)`; or one tensor, for the layers of the
+                heads.
             point: "z", "pattern", "q", "k" or "v".
             positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
-        new = checked_values(values)
+        chosen = checked_heads(heads)
+        new = checked_values(values, _layers_of(chosen))
         edit = ReplacePattern(new) if point == "pattern" else Replace(new, point)
-        return cls(edit, checked_heads(heads), positions=checked_positions(positions), stack=stack)
+        return cls(edit, chosen, positions=checked_positions(positions), stack=stack)
 
     @classmethod
     def add(
         cls,
         point: Literal["z", "q", "k", "v", "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out"],
-        values: Values | Mapping[int, Tensor],
+        values: Values | Mapping[int, Tensor] | Tensor,
         *,
         heads: Heads | None = None,
         factor: float = 1.0,
@@ -154,22 +167,23 @@ class Intervention:
         """Adds `factor` times `values` to a point, in some heads or, at points of the stream, in whole layers.
 
         >>> import torch
-        >>> print(Intervention.add("resid_post", {2: torch.ones(1, 1, 8)}, layers=[2], factor=4.0))
+        >>> print(Intervention.add("resid_post", torch.ones(8), layers=[2], factor=4.0))
         4 × given values added to resid_post of L2
 
         Args:
             point: the point to which they are added.
-            values: tensors by layer, with the axes of the point.
+            values: a vector or a tensor with the axes of the point, for each layer of `layers` or `heads`; or tensors
+                by layer.
             heads: at points with a head axis: a list of (layer, head), or "all"; at k and v kv heads.
             factor: multiplies the values.
             layers: the layers, at points of the stream.
             positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
-        return cls(
-            Add(checked_values(values), point, factor), () if heads is None else checked_heads(heads),
-            None if layers is None else checked_numbers("layers", layers), checked_positions(positions), stack,
-        )  # fmt: skip
+        chosen = () if heads is None else checked_heads(heads)
+        places = None if layers is None else checked_numbers("layers", layers)
+        new = checked_values(values, _layers_of(chosen) if heads is not None else places)
+        return cls(Add(new, point, factor), chosen, places, checked_positions(positions), stack)
 
     @classmethod
     def attend(
@@ -311,7 +325,7 @@ class Intervention:
         cls,
         point: Literal["resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out"],
         layers: Iterable[int],
-        values: Values | Mapping[int, Tensor] | None = None,
+        values: Values | Mapping[int, Tensor] | Tensor | None = None,
         *,
         positions: Positions | None = None,
         stack: str = "",
@@ -323,12 +337,13 @@ class Intervention:
             point: the stream as it enters a layer ("resid_pre"), between attention and MLP ("resid_mid"), or as it
                 leaves ("resid_post"); or "attn_out" or "mlp_out".
             layers: the layers.
-            values: `[#batch #position d_model]` by layer; None for 0.
+            values: `[#batch #position d_model]` or `[d_model]`, for each layer or by layer; None for 0.
             positions: the rows of each text, padding excluded: 0 is its first, -1 its last; "last"; by default all.
             stack: the stack, if the model has several.
         """
-        edit = Zero(point) if values is None else Replace(checked_values(values), point)
-        return cls(edit, (), checked_numbers("layers", layers), checked_positions(positions), stack)
+        places = checked_numbers("layers", layers)
+        edit = Zero(point) if values is None else Replace(checked_values(values, places), point)
+        return cls(edit, (), places, checked_positions(positions), stack)
 
     # -- how it describes itself ---------------------------------------------------------------------------
 
@@ -350,9 +365,7 @@ class Intervention:
     @property
     def touches(self) -> tuple[int, ...] | None:
         """The layers in which it acts; None for all."""
-        if not self.by_head:
-            return self.layers
-        return None if self.heads == "all" else tuple(sorted({layer for layer, _ in self.heads}))
+        return _layers_of(self.heads) if self.by_head else self.layers
 
     def __str__(self) -> str:
         return f"{self.edit.sentence(self._heads_shown)}{self._positions_shown}"
@@ -380,13 +393,13 @@ class Intervention:
     # -- files ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Writes the intervention to a safetensors file."""
+        """Writes the intervention to a .safetensors file."""
         tensors, edit = packed(self.edit)
         header = {"kind": type(self).__name__, "edit": type(self.edit).__name__, "facts": edit, "where": self._where}
         centre: MeanQK | None = getattr(self.edit, "centre", None)
         if centre is not None:
             header["provenance"] = centre.provenance.to_dict()
-        return write_tensors(path, tensors, header)
+        return write_tensors(path_ending(path, ".safetensors"), tensors, header)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -421,3 +434,8 @@ class Intervention:
     def _where(self) -> dict[str, Any]:
         """The fields other than the edit."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "edit"}
+
+
+def _layers_of(heads: tuple[Head, ...] | Literal["all"]) -> tuple[int, ...] | None:
+    """The layers of some heads; None if all heads are meant."""
+    return None if heads == "all" else tuple(sorted({layer for layer, _ in heads}))

@@ -1,7 +1,7 @@
 """Holds the tensors, by layer, with which an intervention replaces values, or which it adds to them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,9 +22,10 @@ class Values:
     """The tensors of an intervention, by layer, with a description such as "mean over 12 texts".
 
     At z and v a tensor is `[#batch #position head d_head]`, at pattern `[#batch head query key]`, at points of the
-    stream `[#batch #position d_model]`; an axis marked `#` may have length 1. At v, the axis may also be `kv_head`:
-    heads that share keys then get the same values. Two `Values` are equal if their descriptions are equal, and their
-    tensors are equal bit for bit, and their positions count alike.
+    stream `[#batch #position d_model]`; an axis marked `#` may have length 1. A vector `[d_head]` or `[d_model]` holds
+    for all texts, positions and heads. At v, the axis may also be `kv_head`: heads that share keys then get the same
+    values. Two `Values` are equal if their descriptions are equal, and their tensors are equal bit for bit, and their
+    positions count alike.
     """
 
     by_layer: Mapping[int, Tensor]
@@ -72,7 +73,8 @@ class Values:
 
     def fitted(self, layer: int, like: Tensor, part: BatchPart, *, positions: tuple[int, ...] = (1,)) -> Tensor:
         """The tensor of a layer in the shape, precision and device of `like`; its axes `positions` run over tokens."""
-        value = part.of(self.by_layer[layer], len(like)).to(like)
+        own = self.by_layer[layer]
+        value = part.of(own.expand(*[1] * (like.ndim - 1), -1) if own.ndim == 1 else own, len(like)).to(like)
         for axis in positions:
             there, wanted = value.shape[axis], like.shape[axis]
             if there < wanted and (there > 1 or len(positions) > 1):
@@ -92,19 +94,24 @@ class Values:
             if layer not in self.by_layer:
                 raise InputError(f"there are values for layers {sorted(self.by_layer)}, but none for {layer}.")
             shape = self.by_layer[layer].shape
-            fits = len(shape) == len(axes) and all(
-                size == sizes.get(axis, size) or (axis == "kv_head" and size in shared)
-                for axis, size in zip(axes, shape, strict=True)
+            fits = [*shape] == [sizes.get(axes[-1])] or (
+                len(shape) == len(axes)
+                and all(
+                    size == sizes.get(axis, size) or (axis == "kv_head" and size in shared)
+                    for axis, size in zip(axes, shape, strict=True)
+                )
             )
             if not fits:
                 wanted = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
                 raise InputError(f"its values must be [{wanted}]; those for layer {layer} are {[*shape]}.")
 
 
-def checked_values(values: Any) -> Values:
-    """`Values`, made from tensors by layer if necessary."""
+def checked_values(values: Any, layers: Iterable[int] | None = None) -> Values:
+    """`Values`, made if necessary from tensors by layer, or from one tensor for each of `layers`."""
     if isinstance(values, Values):
         return values
+    if isinstance(values, torch.Tensor) and layers is not None:
+        return Values(dict.fromkeys(layers, values))
     return Values(dict(values) if isinstance(values, Mapping) else values)
 
 
@@ -119,4 +126,5 @@ def _kind(values: object) -> str:
     """A short description of a wrong argument: printing tensors would be too long."""
     if isinstance(values, Mapping):
         return "{" + ", ".join(f"{key!r}: {type(value).__name__}" for key, value in values.items()) + "}"
-    return type(values).__name__
+    one = "; one tensor needs `layers=[3]`, or heads as a list" if isinstance(values, torch.Tensor) else ""
+    return f"{type(values).__name__}{one}"

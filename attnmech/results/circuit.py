@@ -13,9 +13,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ..basics.arguments import listed, shown
-from ..basics.files import path_of, writing
+from ..basics.files import path_ending, path_of, writing
 from ..basics.public import public
-from ..errors import InputError, OutputError
+from ..errors import InputError
 from .graph import EMBEDDING, LOGITS, Graph, head_of
 
 Edge = tuple[str, str]
@@ -80,7 +80,7 @@ class Circuit:
 
     def save(self, path: str | Path) -> Path:
         """Writes the circuit as JSON, `{"nodes": [...]}` or `{"edges": [[sender, receiver], ...]}`, with a digest."""
-        target = path_of(path, OutputError)
+        target = path_ending(path, ".json")
         content: dict[str, Any] = {"nodes": self.nodes} if self.edges is None else {"edges": self.edges}
         with writing(target) as draft:
             draft.write_text(json.dumps({**content, "digest": _digest_of(content)}, indent=1) + "\n")

@@ -38,8 +38,10 @@ def load_result(path: str | Path) -> Result:
         name = string("kind", header["kind"])
     except Exception as error:
         raise InputError(f"{source} is not a result that attnmech saved ({first_line(error)}).") from error
-    if name == "Intervention":
-        raise InputError(f"{source} holds an Intervention, not a result; read it with am.Intervention.load.")
+    if name in (others := {"Intervention": "am.Intervention.load", "Activations": "safetensors.torch.load_file"}):
+        raise InputError(
+            f"{source} holds an {name}, not a result; read it with {others[name]}.".replace("an Act", "Act")
+        )
     kind = getattr(results, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Result)):
         raise InputError(

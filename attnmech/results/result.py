@@ -9,6 +9,8 @@ import pandas as pd
 from torch import Tensor
 
 from ..basics.fields import check_fields
+from ..basics.files import path_ending
+from ..basics.lens_names import missing_name
 from ..basics.public import check_methods
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
 from ..draw.html_file import WritesHtml, returns_page
@@ -46,7 +48,9 @@ class Result(SavesFigures, ABC):
 
         def __getattr__(self, name: str) -> Any:
             one = ' result["NAME"] is a statistic with its mean and intervals, and' * hasattr(type(self), "MAIN")
-            message = f"{type(self).__name__!r} has no {name!r};{one} `to_frame()` gives its numbers as a table"
+            message = missing_name(type(self).__name__, name, {})
+            if ";" not in message:
+                message += f";{one} `to_frame()` gives its numbers as a table"
             raise AttributeError(message, name=name, obj=self)
 
     def __sub__(self, other: Any) -> Self:
@@ -73,11 +77,13 @@ class Result(SavesFigures, ABC):
         return dataset_of(self)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the result to one safetensors file (tensors, and JSON in its header), for `am.load_result`."""
+        """Writes the result to one .safetensors file (tensors, and JSON in its header), for `am.load_result`."""
+        tables = " For other files: result.to_frame().to_csv(path), result.to_xarray().to_netcdf(path)."
+        target = path_ending(path, ".safetensors", instead=tables)
         everything, facts = self._written()
         tensors, same_as = _without_repeats(everything)
         header = {"version": FILE_VERSION, "kind": type(self).__name__, **facts, "same_as": same_as}
-        return write_tensors(path, tensors, header)
+        return write_tensors(target, tensors, header)
 
     @property
     def _figure_model(self) -> str:

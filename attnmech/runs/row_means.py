@@ -172,7 +172,8 @@ class RowMeans(TextResult, OfLayers):
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic for each row; NaN where it is not defined."""
-        place = self.STATISTICS.place(option("statistic", statistic, self.STATISTICS))
+        of_rows = list(self.STATISTICS)[: self.axis_lengths["statistic"]]
+        place = of_rows.index(option("statistic", statistic, of_rows))
         if self.parts is not None:
             if not self.paired:
                 raise MissingPointError(

@@ -1,6 +1,7 @@
 """Computes any number of statistics in one forward pass: reducers see each layer's attention in blocks of rows."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -25,6 +26,7 @@ from .identity import digest_of, identity_of
 from .journal import Journal, kept
 from .progress import Meter, meter
 from .reducer import Reducer, Run, Source, State
+from .row_function import RowFunction
 from .states import finite, on_cpu, require_same_shapes, shapes_of
 from .total import Journalling, Total
 from .workers import Workers, warn_left_out, workers_of
@@ -34,7 +36,7 @@ from .workers import Workers, warn_left_out, workers_of
 def stream(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
-    reducers: Sequence[Reducer],
+    reducers: Sequence[Reducer | Callable[[RowBlock], Tensor]],
     *,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
@@ -59,7 +61,9 @@ def stream(
         model: the model.
         inputs: inputs as in `model.run`, or a corpus: an iterator (or another iterable that is not a list) of such
             inputs, or of records with a string "text", such as a split of a Hugging Face dataset.
-        reducers: the statistics to sum, each an `am.Reducer`.
+        reducers: the statistics to sum, each an `am.Reducer`; or a function of a `am.reducers.RowBlock`, such as
+            `lambda block: block.pattern.amax(-1)`, that returns a number for each text, head and row. Its result is
+            the `am.reducers.TextMeans` `[layer head text]` of the rows' means.
         layers: the layers that reducers see; by default all.
         stack: the stack that reducers see, in a model with several.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
@@ -111,8 +115,12 @@ def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]
 
 
 def _checked(reducers: Any) -> tuple[Reducer, ...]:
-    wanted = "a list of reducers, such as [am.results.AttentionFocus.reducer()]"
+    wanted = "a list of reducers, such as [am.results.AttentionFocus.reducer()], or of functions of a block of rows"
     several = (reducers,) if isinstance(reducers, Reducer) else tuple(listed("reducers", reducers, wanted))
+    several = tuple(
+        RowFunction(entry) if inspect.isfunction(entry) and not hasattr(entry, "is_public") else entry
+        for entry in several
+    )
     for reducer in several:
         if not isinstance(reducer, Reducer):
             raise InputError(f"`reducers` must be {wanted}; got {shown(reducer)} in it.")

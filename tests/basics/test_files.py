@@ -71,7 +71,7 @@ def test_permissions_stay_and_new_files_have_the_usual_ones(tmp_path: Path) -> N
     held.chmod(0o640)
     put(held, "new")
     assert stat.S_IMODE(held.stat().st_mode) == 0o640
-    saved = am.Intervention.zero([(0, 1)]).save(tmp_path / "saved")
+    saved = am.Intervention.zero([(0, 1)]).save(tmp_path / "saved.safetensors")
     with writing(tmp_path / "tensors") as draft:
         save_file({"a": torch.ones(2)}, draft)
     for path in (saved, tmp_path / "tensors"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnmech as am
-from attnmech.basics.lens_names import OF_CACHE, OF_MODEL, OF_PACKAGE
+from attnmech.basics.lens_names import OF_CACHE, OF_MODEL, OF_PACKAGE, OTHERS
 from attnmech.errors import InputError
 
 TEXT = "Anna gave an old anchor to Tom. Anna"
@@ -42,6 +42,19 @@ def test_a_name_of_the_package(name: str) -> None:
         getattr(am, name)
 
 
+def test_other_names_that_people_try(model: am.HookedModel) -> None:
+    acts, result = model.run(TEXT), am.ablate_heads(model, TEXT, [(0, 1)])
+    owners = {"attnmech": am, "HookedModel": model, "Intervention": am.Intervention, "Activations": acts}
+    for owner, names in OTHERS.items():
+        for name in names:
+            with pytest.raises(AttributeError, match=f"has no '{name}'; `{name}` is `"):
+                getattr(owners.get(owner, result), name)
+    with pytest.raises(AttributeError, match="has no 'compare_models'; try `compare`"):
+        _ = am.compare_models
+    with pytest.raises(AttributeError, match=re.escape("a point is an entry: acts['pattern']")):
+        _ = acts.pattern
+
+
 def test_no_name_of_ours_is_in_the_way() -> None:
     assert not [name for name in OF_MODEL if hasattr(am.HookedModel, name)]
     assert not [name for name in OF_PACKAGE if name in am.__all__]
@@ -49,14 +62,16 @@ def test_no_name_of_ours_is_in_the_way() -> None:
 
 def test_what_is_advised_works(model: am.HookedModel) -> None:
     """Python can evaluate the expression with which each hint begins."""
-    acts = model.run(TEXT, points=["pattern", "result"])
+    acts = model.run(TEXT, points=["pattern", "result", "z"])
     names = {
         "am": am, "model": model, "acts": acts, "text": TEXT, "texts": [TEXT, "Tom lost it."], "ids": [100, 101],
         "id": 100, "token": " Tom", "layer": 0, "f": lambda value: value,
         "clean": "Anna sang to Tom", "corrupted": "Emma sang to Tom", "heads": [(3, 1)],
+        "vector": torch.ones(model.d_model),
     }  # fmt: skip
     tried = 0
-    for instead in [*OF_MODEL.values(), *OF_CACHE.values()]:
+    others = {line for owner, names in OTHERS.items() if owner != "result" for line in names.values()}
+    for instead in [*OF_MODEL.values(), *OF_CACHE.values(), *others]:
         for code in re.findall(r"`([^`]+)`", instead):
             if any(
                 part in code for part in ("am.load(", "[...]", "with model", "hf_model", "am.path_patch", "acts = ")

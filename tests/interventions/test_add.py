@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnmech.errors import InputError
 from attnmech.interventions import Intervention
 from attnmech.interventions.edits import EDITS, PointEdit
 from attnmech.interventions.place import BatchPart
@@ -42,6 +43,36 @@ def test_adds_what_a_hook_adds(name: str, point: str, positions: list[int] | Non
     assert not torch.equal(logits, model.run(ids).logits)
 
 
+def test_a_vector_is_added_in_each_layer_of_layers_or_heads() -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama")
+    wide, narrow = (
+        torch.randn(size, generator=torch.Generator().manual_seed(5)) for size in (model.d_model, model.d_head)
+    )
+
+    def at_head(z: Tensor) -> None:
+        z[:, :, 2] += narrow
+
+    changes = (
+        (Intervention.add("resid_post", wide, layers=[0, 1]), {"resid_post": lambda x: x + wide}),
+        (Intervention.add("z", narrow, heads=[(1, 2)]), {("z", 1): at_head}),
+        (Intervention.stream("attn_out", [1], wide), {("attn_out", 1): lambda x: wide.expand_as(x)}),
+    )  # fmt: skip
+    for change, hooks in changes:
+        with model.hooks(hooks):
+            expected = model.run(ids).logits
+        with model.intervene(change):
+            torch.testing.assert_close(model.run(ids).logits, expected, rtol=1e-5, atol=1e-5)
+    values = model.run(ids + 1, points=["z"])["z", 1]
+    assert Intervention.replace([(1, 2)], values) == Intervention.replace([(1, 2)], {1: values})
+    with pytest.raises(InputError, match=r"got Tensor; one tensor needs `layers=\[3\]`, or heads as a list"):
+        Intervention.add("resid_post", wide)
+    with (
+        pytest.raises(InputError, match="its values must be"),
+        model.intervene(Intervention.add("z", wide, heads=[(1, 2)])),
+    ):
+        pass
+
+
 @pytest.fixture
 def registry() -> Iterator[None]:
     before = dict(EDITS)
@@ -68,7 +99,7 @@ def test_a_new_edit_is_its_class(tmp_path: Any) -> None:
     model, ids = models.hooked("llama"), models.token_ids("llama")
     flip = Intervention(Flip(), ((1, 2),), positions=(-1,))
     assert str(flip) == "z of L1H2 changes its sign at the last position"
-    assert Intervention.load(flip.save(tmp_path / "flip")) == flip
+    assert Intervention.load(flip.save(tmp_path / "flip.safetensors")) == flip
 
     def by_hand(z: Tensor) -> None:
         z[:, -1, 2] *= -1

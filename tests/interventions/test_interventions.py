@@ -160,14 +160,14 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no file"):
         Intervention.load(tmp_path / "none")
     with pytest.raises(OutputError, match="there is no folder"):
-        Intervention.zero("all").save(tmp_path / "none" / "change")
+        Intervention.zero("all").save(tmp_path / "none" / "change.safetensors")
     text = tmp_path / "text"
     text.write_text("z of L3H5 becomes 0", encoding="utf-8")
     foreign = tmp_path / "foreign"
     save_file({"x": torch.zeros(2)}, foreign)
     other = tmp_path / "other"
     save_file({"x": torch.zeros(2)}, other, metadata={"attnmech": json.dumps({"kind": "HeadEffects"})})
-    with safe_open(Intervention.zero("all").save(tmp_path / "whole"), framework="pt") as file:
+    with safe_open(Intervention.zero("all").save(tmp_path / "whole.safetensors"), framework="pt") as file:
         whole = json.loads(file.metadata()["attnmech"])
     broken = tmp_path / "broken"
     for number, wrong in enumerate(({"edit": "Double"}, {"facts": {"colour": "red"}}, {"facts": {"point": "v"}})):

@@ -64,7 +64,7 @@ def test_numbers_are_those_of_the_first_minus_those_of_the_second(kind: str, fir
         return
     nothing = (other - other).to_frame().select_dtypes("number").drop(columns=list(SAME), errors="ignore")
     assert (nothing.fillna(0.0) == 0).all().all()
-    again = am.load_result(found.save(tmp_path / "difference"))
+    again = am.load_result(found.save(tmp_path / "difference.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(found)
     assert again.provenance == found.provenance and again.paired
     for part, wanted in zip(again.parts, (mine, yours), strict=True):

@@ -60,7 +60,7 @@ def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
 
 
 def test_files_of_older_versions_have_no_digest(tmp_path: Path) -> None:
-    path = am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2")).save(tmp_path / "file")
+    path = am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2")).save(tmp_path / "file.safetensors")
     again = am.load_result(path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata()["attnmech"]

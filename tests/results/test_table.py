@@ -172,7 +172,7 @@ def test_the_strongest_are_the_clear_ones_then_the_largest(kind: str) -> None:
 @pytest.mark.parametrize("kind", [*KINDS, *NO_TABLES])
 def test_a_file_holds_the_whole_result(kind: str, tmp_path: Path) -> None:
     found = result(kind, "plain", 24) if kind in KINDS else NO_TABLES[kind]()
-    again = am.load_result(found.save(tmp_path / "found"))
+    again = am.load_result(found.save(tmp_path / "found.safetensors"))
     assert list(tmp_path.iterdir()) == [tmp_path / "found"]
     assert type(again) is type(found) and repr(again) == repr(found) and again.provenance == found.provenance
     assert again.to_frame().equals(found.to_frame())

@@ -128,7 +128,7 @@ class Steering(Table):
 @owning_journal
 def steer(
     model: HookedModel,
-    direction: MeanDifference | Values | Mapping[int, Tensor],
+    direction: MeanDifference | Values | Mapping[int, Tensor] | Tensor,
     inputs: Inputs | Iterable[Inputs],
     *,
     heads: Heads | None = None,
@@ -152,11 +152,12 @@ def steer(
 
     Args:
         model: the model.
-        direction: from `am.mean_difference`, or tensors by layer, with the axes of the point.
+        direction: from `am.mean_difference`; a vector, for the `layers`; or tensors by layer, as in
+            `am.Intervention.add`.
         inputs: texts, or token ids.
         heads: the heads, at z, q, k and v; by default all.
         metric: as in `am.ablate_heads`.
-        at: the point to which it is added; by default that of the mean difference.
+        at: the point to which it is added; by default that of the mean difference, or "resid_post".
         layers: the layers, at points of the stream; by default all of the direction's layers together.
         positions: the rows, as in `am.Intervention.add`; by default all.
         factors: numbers; 0 changes nothing.
@@ -182,11 +183,10 @@ def steer(
             "a direction belongs to one stack, and this model has several; use am.sweep with am.Intervention.add(..., "
             "stack=...)."
         )
-    where = direction.at if isinstance(direction, MeanDifference) and at is None else at
-    if where is None:
-        raise InputError('`at` must name the point to which the direction is added, such as "resid_post".')
-    values = direction.values if isinstance(direction, MeanDifference) else direction
-    change = _change(where, values, layers, heads, positions)
+    values, usual = (
+        (direction.values, direction.at) if isinstance(direction, MeanDifference) else (direction, "resid_post")
+    )
+    change = _change(usual if at is None else at, values, layers, heads, positions)
     # Factor 0 changes nothing, and another batch could only add rounding.
     moving = [place for place, factor in enumerate(numbers) if factor != 0]
     changes = [(change(numbers[place]),) for place in moving]
@@ -218,8 +218,9 @@ def _change(
     by_head = at in ("z", "q", "k", "v")
     if by_head and layers is not None:
         raise InputError(f"at {at!r}, choose `heads`, a list of (layer, head); `layers` are for points of the stream.")
-    chosen = list(values.by_layer if isinstance(values, Values) else values) if layers is None else list(layers)
-    where: dict[str, Any] = {"layers": chosen}
+    where: dict[str, Any] = {"layers": layers, "heads": heads}
     if by_head:
         where = {"heads": "all" if heads is None else heads}
+    elif layers is None and isinstance(values, Values | Mapping):
+        where["layers"] = list(values.by_layer if isinstance(values, Values) else values)
     return lambda factor: Intervention.add(at, values, factor=factor, positions=positions, **where)

@@ -5,6 +5,7 @@ Formulas: docs/formulas.md#residual-updates.
 Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,12 +27,14 @@ from ...draw.numbers import Side, UpdateNumbers
 from ...draw.section import Section
 from ...draw.text import percent, signed
 from ...errors import InputError
+from ...maths.intervals import TextMeans
+from ...maths.statistic import Statistic
 from ...maths.update_statistics import STATISTICS, UpdateStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.inputs.encoders import tokenized
 from ...model.reading.unembedding import unembedding_of
 from ...model.run.hooked import HookedModel, require_model
-from ...results.quantity import Places
+from ...results.quantity import Places, Quantity
 from ...runs.answers import Answers, answer_ids
 from ...runs.groups import FIRST
 from ...runs.options import StreamOptions
@@ -46,7 +49,7 @@ _ANSWERS: Final = "measure it with am.residual_updates(model, text, answers=[' T
 
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
-_MAPS: Final = set(STATISTICS) - set(FIGURES)
+_MAPS: Final = {*STATISTICS, "logit"} - set(FIGURES)
 """The statistics whose figure is a map of layers × heads."""
 
 
@@ -80,9 +83,9 @@ def residual_updates(
         model: the model.
         inputs: texts, or an iterator of texts (a corpus); only sums are stored.
         layers: all by default.
-        answers: one token per text (its text or id): `.logits` is then what each head adds to that token's logit at the
-            text's last token, with the final norm's scale frozen. If the model soft-caps its logits (Gemma 2), these
-            are pre-cap logits; see `ResidualUpdates.logit_unit`.
+        answers: one token per text (its text or id): `.logits`, with the mean `.logit` over texts, is then what each
+            head adds to that token's logit at the text's last token, with the final norm's scale frozen. If the model
+            soft-caps its logits (Gemma 2), these are pre-cap logits; see `ResidualUpdates.logit_unit`.
         against: another token per text: `.logits` is then what each head adds to the logit difference.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
         options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
@@ -149,6 +152,33 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         "logits": Float[Tensor, "layer head batch"],
         "final_scale": Float[Tensor, " batch"],
     }
+    logit = Statistic(
+        meaning="Mean of `logits` over texts, the head's direct logit attribution; with `answers` only.",
+        tested=True,
+        bounds=(-math.inf, math.inf),
+    )
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """Those of `RowMeans`; `logit` is no statistic of rows."""
+        return {**super().axis_lengths, "statistic": len(STATISTICS)}
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """The names of the statistics; "logit" with `answers` only."""
+        return (*STATISTICS, *(["logit"] if all("logits" in part.state for part in self._measured()) else []))
+
+    def __getitem__(self, name: str) -> Quantity:
+        return self._quantity(name) if name == "logit" else super().__getitem__(name)
+
+    def _statistic(self, name: str) -> Statistic:
+        declared = super()._statistic(name)
+        return replace(declared, unit=self._measured()[0].logit_unit) if name == "logit" else declared
+
+    def _by_text(self, name: str) -> TextMeans:
+        if name != "logit" or self.parts is not None:
+            return super()._by_text(name)
+        return TextMeans.of_values(self._kept("logits", _ANSWERS) * self._kept("final_scale", _ANSWERS))
 
     @classmethod
     def reducer(cls) -> UpdateReducer:
@@ -335,11 +365,10 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         smaller = int((first < elsewhere)[both].sum())
         answers = ""
         if "logits" in self.state:
-            mean = self.logits.mean(dim=-1)
-            place, head = divmod(int(mean.abs().nan_to_num(0.0).argmax()), mean.shape[1])
-            written = signed(float(mean[place, head]), ".2f")
+            layer, head = divmod(int(self.logit.abs().nan_to_num(0.0).argmax()), self.logit.shape[1])
+            written = signed(float(self.logit[layer, head]), ".2f")
             answers = (
-                f" The largest contribution to the answers is that of L{self.layers[place]}H{head}: {written} "
+                f" The largest contribution to the answers is that of L{layer}H{head}: {written} "
                 f"{self.logit_unit} on average."
             )
         return (

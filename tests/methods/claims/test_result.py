@@ -359,7 +359,7 @@ def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
         general=torch.randint(10, 40, (2, 5)), sets=30,
     )  # fmt: skip
     assert len(claim.sets) == 30 and claim.possible == 64 and "drawn from the 63 in these layers" in claim.lead
-    again = am.load_result(claim.save(tmp_path / "claim"))
+    again = am.load_result(claim.save(tmp_path / "claim.safetensors"))
     assert (
         again.lead == claim.lead and again.to_frame().equals(claim.to_frame()) and again.provenance == claim.provenance
     )

@@ -299,7 +299,7 @@ def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
     merged = other.merged(quarter)
     assert merged.provenance.options["shard"] == [[1, 2], [2, 4]]
     assert "(2, 4) and (0, 2)" in refused(lambda: merged.merged(half))
-    rest = am.load_result(focus_of(texts, 0, 4).save(tmp_path / "rest"))
+    rest = am.load_result(focus_of(texts, 0, 4).save(tmp_path / "rest.safetensors"))
     everything = merged.merged(rest)
     assert everything.documents == 12
     for name, value in whole.state.items():

@@ -149,7 +149,7 @@ def test_adding_a_direction_equals_adding_it_by_a_plain_hook(family: str) -> Non
     plain, hooked, ids = models.plain(family), models.hooked(family), models.token_ids(family)
     direction = noise(plain.config.hidden_size, seed=4).float()
     found = am.steer(
-        hooked, {1: direction[None, None]}, ids, at="resid_pre", factors=[0, -2, 0.5], metric="logit_difference",
+        hooked, direction, ids, at="resid_pre", layers=[1], factors=[0, -2, 0.5], metric="logit_difference",
         side_inputs=models.token_ids(family, seed=9), **JUDGED,
     )  # fmt: skip
     with torch.no_grad():
@@ -167,6 +167,7 @@ def test_adding_a_direction_equals_adding_it_by_a_plain_hook(family: str) -> Non
             torch.testing.assert_close(found.side[place], divergences(moved, others, [7] * 3), rtol=1e-3, atol=1e-5)
     assert torch.equal(found.per_text[0], torch.zeros(3, dtype=torch.float64))
     assert found.side is not None and torch.equal(found.side[0], torch.zeros(3, dtype=torch.float64))
+    assert am.steer(hooked, {0: direction}, ids, factors=[1]).what == "given values added to resid_post of L0"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,9 @@ TEXTS = ["Anna sang.", "Tom sang.", "Anna met Tom.", "Tom met Anna."]
         ({"direction": {1: torch.ones(1, 1, 8, 24)}, "at": "z", "layers": [1]}, "at 'z', choose `heads`"),
         ({"direction": {1: torch.ones(1, 1, 7)}}, r"d_model=192\]; those for layer 1 are \[1, 1, 7\]"),
         ({"direction": {1: torch.full((1, 1, 192), torch.nan)}}, "must be finite"),
-        ({"direction": {1: torch.ones(1, 1, 192)}, "at": None}, "`at` must name the point to which the direction is"),
+        ({"direction": torch.ones(192)}, r"one tensor needs `layers=\[3\]`"),
+        ({"direction": TEXTS}, "values must be tensors by layer"),
+        ({"direction": torch.ones(192), "heads": [(1, 2)], "at": None}, "only whole layers elsewhere; got heads"),
         ({"direction": {1: torch.ones(1, 1, 24)}, "model": "t5"}, r"use am\.sweep with am\.Intervention\.add"),
     ],
 )

@@ -71,6 +71,26 @@ def test_each_heads_part_of_a_logit(name: str) -> None:
         assert told == pytest.approx(written, rel=1e-4, abs=1e-4)
 
 
+def test_the_mean_logit_is_a_statistic() -> None:
+    model, prompts = models.hooked("llama"), models.padded("llama")
+    updates = am.residual_updates(model, prompts, answers=[5, 7, 11], against=[6, 9, 4])
+    mean = updates.logits.double().mean(dim=-1)
+    torch.testing.assert_close(updates.logit, mean)
+    frame = updates.to_frame()
+    assert frame["logit"].to_list() == pytest.approx(mean.flatten().tolist())
+    best = updates.strongest(1, by="logit").iloc[0]
+    assert abs(best["logit"]) == pytest.approx(float(mean.abs().max()))
+    later = am.residual_updates(model, prompts, layers=[1], answers=[5, 7, 11], against=[6, 9, 4])
+    assert later["logit"].mean[1].tolist() == pytest.approx(mean[1].tolist())
+    assert f" L1H{int(later.logit[1].abs().argmax())}: " in later.lead
+    change = updates - am.residual_updates(model, prompts, answers=[6, 9, 4])
+    torch.testing.assert_close(change.logit, (change.parts[0].logits - change.parts[1].logits).double().mean(dim=-1))  # type: ignore[index]
+    plain = am.residual_updates(model, prompts)
+    assert "logit" not in plain.quantities and "logit" not in plain.to_frame()
+    with pytest.raises(MissingPointError, match="measure it with"):
+        _ = plain["logit"]
+
+
 def test_answers_by_their_text() -> None:
     model = models.demo()
     prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"

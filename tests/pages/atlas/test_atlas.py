@@ -110,7 +110,7 @@ def test_save_names_what_can_be_saved(tmp_path: Path) -> None:
     saved = [part for part in vars(atlas).values() if hasattr(part, "provenance")]
     assert len(saved) > 5
     for part in saved:
-        assert am.load_result(part.save(tmp_path / "part")).lead == part.lead
+        assert am.load_result(part.save(tmp_path / "part.safetensors")).lead == part.lead
 
 
 @pytest.mark.usefixtures("many_batches")
