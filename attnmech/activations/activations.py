@@ -159,14 +159,17 @@ class Activations:
                 raise InputError(
                     f"{full!r} has the shape {[*value.shape]} in this model, without a row for each token."
                 )
-            frame = pd.MultiIndex.from_product(map(range, value.shape), names=axes).to_frame(index=False)
+            frame = pd.MultiIndex.from_product([range(length) for length in value.shape], names=axes).to_frame(
+                index=False
+            )
             frame["value"] = value.detach().float().flatten().cpu().numpy()
             for axis in real.keys() & set(axes):
                 frame = frame[real[axis].cpu().numpy()[frame["batch"], frame[axis]]]
             if at is not None:
                 frame.insert(0, "layer", at)
             frames.append(frame)
-        return pd.concat(frames, ignore_index=True)
+        table: pd.DataFrame = pd.concat(frames, ignore_index=True)
+        return table
 
     def save(self, path: str | Path) -> Path:
         """Writes the points to a .safetensors file, as "pattern.3" or "logits", with the tokens in its metadata.

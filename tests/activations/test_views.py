@@ -3,12 +3,15 @@ stacks."""
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import models
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
@@ -16,7 +19,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 import attnmech as am
 from attnmech.draw.embed import View
 from attnmech.draw.text import visible_token
-from attnmech.errors import InputError
+from attnmech.errors import InputError, MissingPointError, OutputError
 
 TEXT = "Anna gave an old anchor to Tom."
 
@@ -264,3 +267,38 @@ def test_what_cannot_be_a_cache_is_refused() -> None:
     seq2seq = models.hooked("t5").run(models.inputs_of("t5"), points=["cross.pattern"])
     with pytest.raises(am.errors.InputError, match=re.escape("On this model these points have one: none.")):
         seq2seq.to_cache()
+
+
+def test_a_table_has_every_number_but_padding(tmp_path: Path) -> None:
+    model, inputs = models.hooked("llama"), models.padded("llama")
+    acts, lengths = model.run(inputs, points=["pattern", "z", "logits"]), inputs["attention_mask"].sum(dim=1).tolist()
+    first = [int(row.argmax()) for row in inputs["attention_mask"]]
+    frame = acts.to_frame("pattern")
+    assert len(frame) == model.n_layers * model.n_heads * sum(length**2 for length in lengths)
+    for row in frame.sample(40, random_state=1).itertuples():
+        assert row.value == float(acts["pattern", row.layer][row.batch, row.head, row.query, row.key])
+        real = range(first[row.batch], first[row.batch] + lengths[row.batch])
+        assert row.query in real and row.key in real
+    assert acts.to_frame(("z", 1))["layer"].unique().tolist() == [1]
+    assert len(acts.to_frame("logits")) == sum(lengths) * acts.logits.shape[2]
+    assert model.run(inputs, points=["z"]).to_frame().columns.to_list() == [
+        "layer", "batch", "position", "head", "d_head", "value",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r'name one of the points pattern, z, logits, .*to_frame\("pattern"\)'):
+        acts.to_frame()
+    with pytest.raises(MissingPointError, match="did not capture 'q'"):
+        acts.to_frame("q")
+
+
+def test_points_are_saved_under_their_names(tmp_path: Path) -> None:
+    acts = models.demo().run("Anna sang of shells.", points=["pattern", "logits"])
+    path = acts.save(tmp_path / "acts.safetensors")
+    saved = load_file(path)
+    assert saved.keys() == {"logits", *(f"pattern.{layer}" for layer in range(4))}
+    assert torch.equal(saved["pattern.3"], acts["pattern", 3]) and torch.equal(saved["logits"], acts.logits)
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()["attnmech"])["tokens"] == [list(acts.tokens[0])]
+    with pytest.raises(InputError, match=r"holds Activations, not a .* with safetensors\.torch\.load_file"):
+        am.load_result(path)
+    with pytest.raises(OutputError, match=r"must end in \.safetensors; got acts\.pt"):
+        acts.save(tmp_path / "acts.pt")

@@ -737,3 +737,28 @@ def test_in_a_log_lines_say_how_far_a_run_is(
     am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2", batch=2), [(0, 1), (2, 4)], progress=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if line]
     assert not lines if every else lines[-1].startswith("ablations: 4 of 4 after ")
+
+
+@pytest.mark.parametrize("corpus", [False, True])
+def test_a_plain_function_of_rows_is_averaged_over_each_text(corpus: bool, tmp_path: Path) -> None:
+    model, texts = models.hooked("bloom"), documents_of("bloom", LENGTHS)
+    batch = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+    inputs: Any = iter(texts) if corpus else {"input_ids": batch, "attention_mask": mask}
+    journal = {"journal": tmp_path / "largest"} if corpus else {}
+    (largest,) = am.stream(model, inputs, [lambda block: block.pattern.amax(-1)], **journal)
+    sums = torch.zeros(model.n_layers, model.n_heads, dtype=torch.float64)
+    for text in texts:
+        patterns = model.run(text[None], points=["pattern"])["pattern"]  # [layer 1 head query key]
+        sums += patterns[:, 0].amax(-1).double().sum(-1)
+    assert isinstance(largest, am.reducers.TextMeans)
+    torch.testing.assert_close(largest.mean, sums / sum(LENGTHS), rtol=1e-5, atol=1e-6)
+    assert len({round(float(value), 6) for value in largest.per_text[1, 2]}) > 15
+
+
+def test_functions_that_return_something_else_are_refused() -> None:
+    model, text = models.hooked("bloom"), documents_of("bloom", [5])[0][None]
+    with pytest.raises(ReducerError, match=r"return a number for each text, head and row, \[1, \d, 5\], such as "):
+        am.stream(model, text, [lambda block: block.pattern.amax()])  # type: ignore[list-item, unused-ignore]
+    with pytest.raises(InputError, match=r"must be a list of reducers, .* or of functions of a block of rows; got"):
+        am.stream(model, text, [am.attention_focus])  # type: ignore[list-item, unused-ignore]
