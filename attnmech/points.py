@@ -95,6 +95,8 @@ STACKS: Final = ("encoder", "decoder", "cross")
 """The labels of stacks in a model with several; where there is only one, "self" names it."""
 
 _OUTSIDE_LAYERS = {point.lens_name: point.name for point in POINTS.values() if not point.per_layer}
+_OTHERS = {"query": "q", "key": "k", "value": "v", **dict.fromkeys(("attention", "attentions", "attn"), "pattern")}
+"""Names that other libraries use."""
 _IN_LAYER = {point.lens_name.removeprefix(_BLOCK): point.name for point in POINTS.values() if point.per_layer}
 _LENS_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
@@ -142,7 +144,10 @@ def parse(name: PointName) -> PointKey:
     """
     if isinstance(name, tuple):
         if len(name) != 2 or not isinstance(name[0], str) or isinstance(name[1], bool):
-            raise InputError(f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.')
+            raise InputError(
+                f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}. '
+                'A head is an index of the tensor: acts["pattern", 3][:, 5].'
+            )
         full, layer = name
         stack, base = split_stack(full)
         point = POINTS.get(base)
@@ -169,6 +174,7 @@ def parse(name: PointName) -> PointKey:
 
 
 def _unknown(name: str) -> str:
-    near = get_close_matches(name.rsplit("hook_", 1)[-1], POINTS, n=1, cutoff=0.5)
+    bare = name.rsplit("hook_", 1)[-1]
+    near = [_OTHERS[bare]] if bare in _OTHERS else get_close_matches(bare, POINTS, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"there is no point {name!r}{hint} The points are: {', '.join(POINTS)}."

@@ -273,9 +273,17 @@ def test_options_of_results() -> None:
         (lambda: split.numbers(ranks="x"), InputError, "`ranks` must be a whole number"),
         (lambda: split.terms["foo"], MissingPointError, "these scores have no term 'foo'; they have query_key"),
         (lambda: focus.write_html(5), OutputError, "a path must be a string or a Path; got int."),
-        (lambda: focus.write_html("page.png"), OutputError, r"end in .html; got page.png. .* save_figure\(path\)"),
-        (lambda: focus.save("focus.nc"), OutputError, r"end in .safetensors; got focus.nc. .*to_xarray\(\).to_netcdf"),
-        (lambda: focus.save("focus"), OutputError, r"end in .safetensors; got focus. .*to_frame\(\).to_csv\(path\)"),
+        (
+            lambda: focus.write_html("page.png"),
+            OutputError,
+            "must end in .html; got page.png. For a figure: save_figure(path)",
+        ),
+        (
+            lambda: focus.save("focus.nc"),
+            OutputError,
+            "must end in .safetensors; got focus.nc. For other files: result.",
+        ),
+        (lambda: focus.save("focus"), OutputError, "got focus. For other files: result.to_frame().to_csv(path)"),
         (lambda: am.results.Circuit(nodes=()).save("circuit"), OutputError, "end in .json; got circuit"),
         (lambda: why.matrix(1, True), InputError, "`head` must be one of those decomposed in layer 1"),
     ]

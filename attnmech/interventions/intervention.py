@@ -306,7 +306,7 @@ class Intervention(metaclass=_Named):
 
     @classmethod
     def replace_values(
-        cls, heads: Heads, keys: Keys, values: Values | Mapping[int, Tensor], *, stack: str = ""
+        cls, heads: Heads, keys: Keys, values: Values | Mapping[int, Tensor] | Tensor, *, stack: str = ""
     ) -> Self:
         """Replaces the values of the keys for these heads only.
 
@@ -314,11 +314,11 @@ class Intervention(metaclass=_Named):
             heads: a list of (layer, head), or "all".
             keys: "first", "special" (the tokenizer's special tokens), a list of positions of each text, padding
                 excluded (0 is its first, -1 its last), or a mask `[batch key]` over the columns of a run.
-            values: `[#batch #key head d_head]` by layer.
+            values: `[#batch #key head d_head]` or `[d_head]`, for each layer of the heads or by layer.
             stack: the stack, if the model has several.
         """
-        edit = ReplaceValues(checked_keys(keys), checked_values(values))
-        return cls(edit, checked_heads(heads), stack=stack)
+        chosen = checked_heads(heads)
+        return cls(ReplaceValues(checked_keys(keys), checked_values(values, _layers_of(chosen))), chosen, stack=stack)
 
     @classmethod
     def stream(

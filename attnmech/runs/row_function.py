@@ -14,7 +14,7 @@ from .reducer import Reducer, Run, Source, State
 
 
 class RowFunction(Reducer):
-    """Averages over each text's rows what a function of a block returns, `[batch head row]`."""
+    """Averages over all rows what a function of a block returns, `[batch head row]`; intervals are over texts."""
 
     def __init__(self, function: Callable[[RowBlock], Tensor]) -> None:
         self.function = function

@@ -63,7 +63,7 @@ def stream(
             inputs, or of records with a string "text", such as a split of a Hugging Face dataset.
         reducers: the statistics to sum, each an `am.Reducer`; or a function of a `am.reducers.RowBlock`, such as
             `lambda block: block.pattern.amax(-1)`, that returns a number for each text, head and row. Its result is
-            the `am.reducers.TextMeans` `[layer head text]` of the rows' means.
+            an `am.reducers.TextMeans` with the mean over all rows, `[layer head]`, and intervals over texts.
         layers: the layers that reducers see; by default all.
         stack: the stack that reducers see, in a model with several.
         bos: whether each text begins with the tokenizer's BOS or CLS token.

@@ -740,7 +740,7 @@ def test_in_a_log_lines_say_how_far_a_run_is(
 
 
 @pytest.mark.parametrize("corpus", [False, True])
-def test_a_plain_function_of_rows_is_averaged_over_each_text(corpus: bool, tmp_path: Path) -> None:
+def test_a_plain_function_of_rows_is_averaged_over_all_rows(corpus: bool, tmp_path: Path) -> None:
     model, texts = models.hooked("bloom"), documents_of("bloom", LENGTHS)
     batch = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
