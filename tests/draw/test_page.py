@@ -49,7 +49,7 @@ def test_a_page_loads_nothing_and_makes_no_element_of_hostile_text(name: str, re
         assert (attributes.get("href") or "#")[0] == "#"
         assert not any(name.startswith("on") for name in attributes)
     texts = 3 if name == "page_html" else 4
-    assert scripts_of(html) == [*["text/plain"] * texts, "application/json", None, "module"]
+    assert scripts_of(html) == [None, *["text/plain"] * texts, "application/json", None, "module"]
     assert "<script>window.owned" not in html and "<img src=x" not in html
 
 
