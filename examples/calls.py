@@ -116,6 +116,12 @@ def stored() -> dict[str, Row]:
     return rows
 
 
+def listed() -> set[str]:
+    """The calls of the current page; later ones are not on it until it is made again."""
+    (calls,) = re.findall(r"The calls are (.+)\.$", PAGE.read_text("utf-8"), flags=re.MULTILINE)
+    return set(re.findall(r"`(.+?)`", calls))
+
+
 def _calls(cell: str, notes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for calls, number in re.findall(r"(.+?) \[(\d+)\](?:; |$)", "" if cell == "–" else cell):
         for name, stack in re.findall(r"`(.+?)`( \(\w+\))?", calls):

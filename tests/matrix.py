@@ -5,14 +5,16 @@ All axes of a model have different lengths; biases and norms are random. A cell 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import Parameter, signature
+from inspect import Parameter, isfunction, signature
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
+import docstring_examples
 import models
 import senses
 import tiny
@@ -22,6 +24,7 @@ from torch import Tensor
 from transformers.models.auto import modeling_auto
 
 import attnmech as am
+from attnmech.demo import text
 from attnmech.results.result import Result
 
 # -- families --------------------------------------------------------------------------------------------------
@@ -418,7 +421,19 @@ def _atlas(of: Subject) -> Any:
     return atlas
 
 
-CALLS: Final[dict[str, Call]] = {
+def _example(function: Callable[..., Any]) -> Call:
+    """The example in the docstring of a public function, with the subject's model and inputs."""
+
+    def call(of: Subject) -> Any:
+        with patch.object(am, "load", lambda: of.model), patch.object(text, "documents", lambda count: of.texts):
+            made = next(docstring_examples.run(function), None)
+        assert made is not None, f"no line of the docstring's example makes a result: {function.__name__}"
+        return made.result
+
+    return call
+
+
+CALLS: dict[str, Call] = {
     "certify": _certify,
     "run": _run,
     "hooks": _hooks,
@@ -490,7 +505,13 @@ CALLS: Final[dict[str, Call]] = {
     "qk_directions": lambda of: am.qk_directions(of.model, of.texts, k=2, distance=1),
     "ov_tokens": lambda of: am.ov_tokens(of.model, of.texts, k=3, **of.of_stack),
 }
-"""The calls, by the names in the table."""
+CALLS |= {
+    name: _example(getattr(am, name))
+    for name in am.__all__
+    if isfunction(getattr(am, name))
+    and name not in {"load", "load_result", *(call.partition("(")[0] for call in CALLS)}
+}
+"""The calls, by the names in the table; of a function that is not listed, the example in its docstring."""
 
 OF_A_STACK: Final = {
     "run", "hooks", "intervene", "gradients", "decompose_scores", 'decompose_scores(centre="mean")', "by_wavelength",
@@ -556,12 +577,14 @@ class Row:
     """The reasons, by call, with the stack in brackets for models with several stacks."""
 
 
-def row_of(make: Callable[[], Any], folder: Path, calls: Mapping[str, Call] = CALLS) -> Row:
-    """Makes all or some calls on a small model."""
+def row_of(
+    make: Callable[[], Any], folder: Path, calls: Mapping[str, Call] = CALLS, counted: Collection[str] = CALLS
+) -> Row:
+    """Makes all or some calls on a small model; `counted` are those of its cells."""
     subject = Subject(make(), folder)
     done = cells(subject, calls)
     refused = {f"{name} ({stack})" if stack else name: why for name, stack, why in done if why}
-    return Row(sum(len(stacks_of(subject, name)) for name in CALLS), refused)
+    return Row(sum(len(stacks_of(subject, name)) for name in counted), refused)
 
 
 def _reason(model: am.HookedModel, error: str) -> str:

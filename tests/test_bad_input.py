@@ -4,13 +4,17 @@ Each case has a call, the class of its error, and words of its message. Annotati
 see what a user sees who runs without such checks.
 """
 
+import inspect
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
+import docstring_examples
 import models
 import numpy as np
 import pytest
@@ -29,6 +33,7 @@ from attnmech.errors import (
     WeightsError,
 )
 from attnmech.model.stack import points as model_points
+from attnmech.results.result import Result
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -319,21 +324,52 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 DELETED: Final = object()
 
 
-RESULTS: Final[dict[str, Callable[[], Any]]] = {
-    "sums of a corpus": lambda: am.attention_focus(demo, iter(TEXTS)),
-    "parts": lambda: am.decompose_scores(demo, list(TEXTS), layers=[0, 2]),
-    "pairs of names": lambda: attributed(confirm=2, controls=1, layers=None, edges=True),
-    "results by name": lambda: swept(am.null_attention),
-}
-"""One result of each form that the codec stores."""
+TRIALS: Final = 24
+"""The number of changes that are tried on each file, drawn from all."""
 
 
-@pytest.mark.parametrize("name", RESULTS)
-def test_an_edited_result_is_refused_or_works(name: str, tmp_path: Path) -> None:
-    """For any change of its file, `load_result` reports it in one line, or the result can be shown."""
-    result, path = RESULTS[name](), tmp_path / "edited.safetensors"
-    header, tensors = saved(result, path)
-    assert repr(am.load_result(path)) == repr(result)
+@pytest.mark.parametrize("name", [name for name in am.__all__ if inspect.isfunction(getattr(am, name))])
+def test_a_file_holds_the_whole_result_and_an_edited_one_is_refused_or_works(name: str, tmp_path: Path) -> None:
+    """`load_result` reads the whole result; for any change of its file, it reports it in one line, or the result can be
+    shown.
+
+    The results are those of the example in the docstring of each call.
+    """
+    made = {type(one.result): one.result for one in docstring_examples.run(getattr(am, name))}
+    for result in [result for kind, result in made.items() if issubclass(kind, Result)]:
+        path = tmp_path / "edited.safetensors"
+        header, tensors = saved(result, path)
+        check_whole(am.load_result(path), result)
+        assert list(tmp_path.iterdir()) == [path]
+        said, trials = [], random.Random(name).sample(every := edited(header, tensors), min(TRIALS, len(every)))
+        for about, numbers in trials:
+            save_file(numbers, path, metadata={"attnmech": json.dumps(about)})
+            try:
+                loaded = am.load_result(path)
+            except InputError as error:
+                said.append(str(error))
+            else:
+                assert repr(loaded)
+                loaded.to_frame()
+        assert all(str(path) in each and "\n" not in each for each in said)
+        assert len(said) > len(trials) / 4
+
+
+def check_whole(again: Any, result: Any) -> None:
+    """Asserts that a loaded result is the one that was saved."""
+    assert type(again) is type(result) and repr(again) == repr(result) and again.provenance == result.provenance
+    assert again.to_frame().equals(result.to_frame())
+    assert not hasattr(result, "to_html") or again.to_html() == result.to_html()
+    for field in fields(result):
+        one, other = getattr(result, field.name), getattr(again, field.name)
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+        elif isinstance(one, str | tuple | float | bool) and field.name != "parts":
+            assert other == one
+
+
+def edited(header: Any, tensors: dict[str, torch.Tensor]) -> list[tuple[Any, dict[str, torch.Tensor]]]:
+    """The contents of a file with one change each."""
     texts = [put(header, at, new) for at in leaves(header) for new in (None, -1, "x", [], {}, NAN) if at != ("kind",)]
     texts += [put(header, at, DELETED) for at in leaves(header) if at]
     trials = [(text, tensors) for text in texts]
@@ -343,18 +379,7 @@ def test_an_edited_result_is_refused_or_works(name: str, tmp_path: Path) -> None
         for new in (torch.zeros(value.shape, dtype=torch.int16), value.reshape(-1)[:1].clone(), value[:-1].clone()):
             trials.append((header, others | {key: new}))
         trials.append((header, others))
-    said = []
-    for about, numbers in trials:
-        save_file(numbers, path, metadata={"attnmech": json.dumps(about)})
-        try:
-            loaded = am.load_result(path)
-        except InputError as error:
-            said.append(str(error))
-        else:
-            assert repr(loaded)
-            loaded.to_frame()
-    assert all(str(path) in each and "\n" not in each for each in said)
-    assert len(said) > len(trials) / 3
+    return trials
 
 
 def test_what_damaged_results_say(tmp_path: Path) -> None:

@@ -9,23 +9,22 @@ from typing import Any
 import models
 import pytest
 from safetensors import safe_open
-from schemas import FOLDER, schema, script
+from schemas import schema, script
 
 import attnmech as am
 
 TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara."]
 
 
-@pytest.mark.parametrize("name", ["answer", "result"])
-def test_the_schemas_are_what_the_script_makes(name: str) -> None:
-    assert json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) == script().SCHEMAS[name]()
-    assert schema(name).schema["$id"] == f"urn:attnmech:{name}:1"
-
-
-def test_every_result_that_saves_has_a_schema() -> None:
-    kinds = schema("result").schema["properties"]["kind"]["enum"]
-    assert set(kinds) == {name for name in am.results.__all__ if name in script().saved_kinds()}
-    assert {"HeadEffects", "HeadClaim", "QKDirections", "MeanQK"} <= set(kinds)
+def test_the_schemas_are_what_the_script_makes() -> None:
+    """A kind of result that is newer than the file joins it when the script is run, at the latest for a release."""
+    assert schema("answer").schema == script().SCHEMAS["answer"]()
+    stored, kinds = schema("result").schema, script().saved_kinds()
+    known = stored["properties"]["kind"]["enum"]
+    assert stored == script().result_schema({name: kinds[name] for name in known})
+    assert {"HeadEffects", "HeadClaim", "QKDirections", "MeanQK"} <= set(known)
+    for name in ("answer", "result"):
+        assert schema(name).schema["$id"] == f"urn:attnmech:{name}:1"
 
 
 def header_of(result: Any, path: Path) -> dict[str, Any]:

@@ -76,6 +76,11 @@ def focus_rows(result: "AttentionFocus") -> Rows:
     return rows_of("Heads by how often they attend most to the first token", result, "first_top")
 
 
+def with_ends(column: Column) -> tuple[Column, ...]:
+    """A column, and the ends of its interval."""
+    return column, Column(f"{column.name}_low", "low", "95 %"), Column(f"{column.name}_high", "high", "95 %")
+
+
 def type_rows(result: "HeadTypes") -> Rows:
     """The claimed types of heads."""
     return Rows(
@@ -90,10 +95,9 @@ def type_rows(result: "HeadTypes") -> Rows:
 
 def effect_rows(result: "Effects") -> Rows:
     """The effects of a sweep over heads or kv heads, or of patching them."""
-    columns = []
+    columns: list[Column] = []
     for name in result.quantities:
-        columns += columns_of([result[name].statistic])
-        columns += [Column(f"{name}_low", "low", "95 %"), Column(f"{name}_high", "high", "95 %")]
+        columns += with_ends(*columns_of([result[name].statistic]))
         columns += [Column("clear"), Column("one_text", "one text", "> half")] if name == result.MAIN else []
     title = f"{result.PLACE.capitalize()}s by the size of their effect, clear ones first"
     return Rows(title, result.strongest(max(1, len(result.to_frame()))), (LAYER, HEAD, Column("kv_head"), *columns))
@@ -117,13 +121,7 @@ def claim_rows(result: "HeadClaim") -> Rows:
     return Rows(
         "How much worse each head's removal makes the metric, given that of the others",
         result.by_head(),
-        (
-            LAYER,
-            HEAD,
-            Column("adds", unit=unit_of(result.metric)),
-            Column("adds_low", "low", "95 %"),
-            Column("adds_high", "high", "95 %"),
-        ),
+        (LAYER, HEAD, *with_ends(Column("adds", unit=unit_of(result.metric)))),
     )
 
 

@@ -1,9 +1,9 @@
 """Saves a figure of a result, with a title that names the model, the figure, the layer and the head."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..draw.figure_files import checked_target, save_figure
 from ..errors import InputError
@@ -11,6 +11,9 @@ from ..errors import InputError
 
 class SavesFigures:
     """Base of every class with `.plot(...)`: writes the same figure to a file."""
+
+    FIGURES: ClassVar[Collection[str]] = ()
+    """The names of the figures that `plot` draws, besides maps of a statistic; empty for a single figure."""
 
     def save_figure(
         self, path: str | Path, *figure: str, size: str = "column", title: str | None = None, **options: Any

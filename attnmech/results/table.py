@@ -259,7 +259,7 @@ class Table(WithQuantities):
 
     @property
     def _labels(self) -> Mapping[str, str]:
-        return {name: self._label_of(name) for name in self.STATISTICS}
+        return {name: self._label_of(name) for name in self.quantities}
 
     # -- figures and sentences --------------------------------------------------------------------------------
 

@@ -40,8 +40,11 @@ def mean_qk(
     q̄ = Σ_i q_i / N, q_i = R_i⁻¹ q_rot,i: the query that enters the score, rotated back to position 0; k̄ likewise, for
     kv heads.
 
-    >>> means = am.mean_qk(model, am.Corpus("corpus.txt"))                              # doctest: +SKIP
-    >>> split = am.decompose_scores(model, "Anna sang of shells.", centre=means)          # doctest: +SKIP
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> model = am.load()
+    >>> means = am.mean_qk(model, documents(6))                              # or am.Corpus("corpus.txt")
+    >>> split = am.decompose_scores(model, "Anna sang of shells.", centre=means)
 
     Args:
         model: the model; hooks in force change the means.

@@ -50,9 +50,10 @@ def stream(
 ) -> tuple[Any, ...]:
     """Runs the model once over the inputs and returns a result for each reducer.
 
-    >>> focus, updates = am.stream(                                                  # doctest: +SKIP
-    ...     model, "Anna sang of shells.", [am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()]
-    ... )
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> reducers = [am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()]
+    >>> focus, updates = am.stream(am.load(), iter(documents(6)), reducers)
 
     A corpus runs in batches of texts of similar length, and its texts are not kept. Active hooks change what reducers
     see. A reducer without `finish` returns states; merge those of shards with `reducer.merge(one, other)`.

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,15 @@ import attnmech as am
 from attnmech import errors
 from attnmech.maths.statistic import Statistic
 
+QUESTIONS: Final = {
+    "why": "Why does a head attend there?",
+    "look": "Where do heads look?",
+    "write": "What do heads write?",
+    "matter": "Does it matter?",
+    "heads": "Is it these heads?",
+}
+"""The questions of the reference, by the word after a call in `attnmech/__init__.pyi`."""
+
 PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Load and run": {
         "load": ("load", "untrained"),
@@ -23,54 +33,9 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "Activations": ("results.Activations", "reducers.Batch"),
         "certify": ("certify", "results.Certificate"),
         "Intervention": ("Intervention", "Values", "mean_z"),
+        "Circuit": ("Circuit",),
     },
-    "Why does a head attend there?": {
-        "decompose_scores": ("decompose_scores", "results.ScoreDecomposition"),
-        "decompose_by_source": ("decompose_by_source", "results.SourceDecomposition"),
-        "variance_shares": ("variance_shares", "results.VarianceShares"),
-        "mean_qk": ("mean_qk", "results.MeanQK"),
-        "qk_directions": ("qk_directions", "results.QKDirections"),
-        "composition": ("composition", "results.Composition"),
-    },
-    "Where do heads look?": {
-        "attention_focus": ("attention_focus", "results.AttentionFocus"),
-        "head_types": ("head_types", "results.HeadTypes"),
-        "examples": ("examples", "results.HeadExamples"),
-        "relations": ("relations", "results.Relations"),
-        "segment_attention": ("segment_attention", "results.SegmentAttention"),
-        "group_attention": ("group_attention", "results.GroupAttention"),
-        "global_attention": ("global_attention", "results.GlobalAttention"),
-        "attention_flow": ("attention_flow", "results.AttentionFlow"),
-        "joint_embedding": ("joint_embedding", "results.JointEmbedding"),
-        "redundancy": ("redundancy", "results.Redundancy"),
-        "odd_heads": ("odd_heads", "results.OddHeads"),
-    },
-    "What do heads write?": {
-        "residual_updates": ("residual_updates", "results.ResidualUpdates", "results.BlockUpdates"),
-        "residual_drift": ("residual_drift", "results.ResidualDrift"),
-        "ov_tokens": ("ov_tokens", "results.OVTokens"),
-    },
-    "Does it matter?": {
-        "ablate_heads": ("ablate_heads", "results.HeadEffects"),
-        "ablate_set": ("ablate_set", "sweep", "results.SweepEffects"),
-        "ablate_pairs": ("ablate_pairs", "results.PairEffects"),
-        "prune_heads": ("prune_heads", "results.PruningCurve"),
-        "head_importance": ("head_importance", "results.HeadImportance"),
-        "patch": ("patch", "results.PatchEffects", "results.PositionEffects", "results.KVPatchEffects"),
-        "attribute": ("attribute", "results.Attribution", "results.EdgeAttribution", "results.Confirmation"),
-        "faithfulness": ("faithfulness", "results.Faithfulness", "Circuit"),
-        "path_patch": ("path_patch", "results.PathEffects"),
-        "mean_difference": ("mean_difference", "results.MeanDifference"),
-        "steer": ("steer", "results.Steering"),
-        "function_heads": ("function_heads", "results.FunctionHeads"),
-        "null_attention": ("null_attention", "results.NullAttention"),
-        "segment_effects": ("segment_effects", "results.SegmentEffects"),
-    },
-    "Is it these heads?": {
-        "confirm_heads": ("confirm_heads", "results.HeadClaim", "Task", "Case", "results.Discovery"),
-        "compare": ("compare", "results.Comparison"),
-        "trajectory": ("trajectory", "results.Trajectory"),
-    },
+    **{question: {} for question in QUESTIONS.values()},
     "Report, files, corpora, own statistics": {
         "report": ("report", "results.Report"),
         "atlas": ("atlas", "results.Atlas"),
@@ -104,7 +69,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
 }
-"""Each page with its names in `attnmech`, by the question that they answer."""
+"""Each page with its names in `attnmech`, by question; `add_questions` adds those of `methods/`."""
 
 EVERY_RESULT: Final = (
     "results.Result",
@@ -133,6 +98,46 @@ NAMES: Final = {
     **{name: name for name in am.__all__ if not inspect.ismodule(getattr(am, name))},
 }
 """The module of `attnmech` that has each public name."""
+
+
+def add_questions() -> None:
+    """Adds a page for each call that has a question.
+
+    A class is on the page of the first call that returns it, or that is in its file or folder; so is a further call
+    that returns the class.
+    """
+    stub = Path(am.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    questions = dict(re.findall(r" as (\w+)  # (\w+)$", stub, flags=re.MULTILINE))
+    calls = {name: getattr(am, name) for name in questions}
+    listed = {name for pages in PAGES.values() for names in pages.values() for name in names}
+    kinds = [name for name in NAMES.values() if name not in listed and inspect.isclass(attrgetter(name)(am))]
+    kinds.sort(key=lambda name: not any(_returns(call, name) for call in calls.values()))
+    homes = {name: home for name in kinds if (home := _home(attrgetter(name)(am), calls))}
+    for name, call in calls.items():
+        page = next((homes[kind] for kind in kinds if kind in homes and _returns(call, kind)), name)
+        pages = PAGES[QUESTIONS[questions[name]]]
+        pages[page] = (*pages.get(page, ()), name)
+    for pages in PAGES.values():
+        pages |= {page: (*names, *(kind for kind in kinds if homes.get(kind) == page)) for page, names in pages.items()}
+
+
+def _returns(call: Any, name: str) -> bool:
+    returned = str(inspect.signature(call).return_annotation)
+    return bool(re.search(rf"\b{name.rpartition('.')[2]}\b", returned))
+
+
+def _home(kind: type, calls: dict[str, Any]) -> str | None:
+    """The first call that returns a class, or that is in its file or, otherwise, in its folder."""
+    module, folder = kind.__module__, kind.__module__.rpartition(".")[0]
+    near: tuple[Callable[[Any], bool], ...] = (
+        lambda call: _returns(call, kind.__name__),
+        lambda call: call.__module__ == module,
+        lambda call: call.__module__.rpartition(".")[0] == folder,
+    )
+    return next((name for is_near in near for name, call in calls.items() if is_near(call)), None)
+
+
+add_questions()
 
 NOT_FOR_USERS: Final = frozenset(
     (

@@ -77,9 +77,11 @@ def saved_kinds() -> dict[str, type[Result]]:
     }
 
 
-def result_schema() -> dict[str, Any]:
-    """The schema of the JSON in the metadata of a result's safetensors file, under the key `attnmech`."""
-    kinds = saved_kinds()
+def result_schema(kinds: Mapping[str, type[Result]] | None = None) -> dict[str, Any]:
+    """The schema of the JSON in the metadata of a result's safetensors file, under the key `attnmech`: by default, of
+    results of all kinds.
+    """
+    kinds = saved_kinds() if kinds is None else kinds
     measured = {"facts": True, "provenance": {"$ref": "#/$defs/provenance"}}
     part = {"type": "object", "properties": measured, "required": list(measured)}
     rules = []

@@ -1,12 +1,9 @@
-"""Tables, intervals, tests, orders, maps and files of every kind of result equal loops over its texts."""
+"""Tables, intervals, tests, orders and maps of every kind of result equal loops over its texts."""
 
 import math
-from dataclasses import fields
-from pathlib import Path
 from typing import Any, Final
 
 import maps
-import models
 import naive
 import numpy as np
 import pytest
@@ -14,9 +11,6 @@ import torch
 from kinds import KINDS, result
 from scipy.stats import binomtest
 
-import attnmech as am
-
-MODEL: Final = models.hooked("gpt2")
 HEADS: Final = ("layer", "head")
 METRIC: Final = ("before", "after", "texts")
 TABLES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -46,15 +40,6 @@ TESTED: Final = {
 }  # fmt: skip
 """The statistics that are compared with 0, with the beginning of their columns, if not the effect alone."""
 MAPS: Final = ("ablation", "patching heads", "patching positions", "kv heads", "importance", "attribution")
-NO_TABLES: Final[dict[str, Any]] = {
-    "scores": lambda: am.decompose_scores(MODEL, models.padded("gpt2"), fold_norm=True),
-    "scores of some layers": lambda: am.decompose_scores(MODEL, models.padded("gpt2"), layers=[2, 0]),
-    "scores at means": lambda: am.decompose_scores(models.hooked("llama"), models.padded("llama"), centre="mean"),
-    "sources": lambda: am.decompose_by_source(MODEL, models.padded("gpt2"), heads=[(1, 4), (1, 0)]),
-    "composition": lambda: am.composition(MODEL),
-    "direction": lambda: am.mean_difference(MODEL, *(models.token_ids("gpt2", 4, seed=seed) for seed in (1, 2))),
-}
-"""Results without a table of means."""
 FLAGS: Final = ("agreeing", "clear", "clear_size", "one_text")
 
 
@@ -167,22 +152,6 @@ def test_the_strongest_are_the_clear_ones_then_the_largest(kind: str) -> None:
         strongest = found.strongest(3, None if name == found.MAIN else name)
         assert strongest[name].tolist() == [values[row] for row in order] and strongest.attrs == frame.attrs
         assert len({*keys}) < len(keys) or strongest.iloc[:, 0].tolist() == frame.iloc[order, 0].tolist()
-
-
-@pytest.mark.parametrize("kind", [*KINDS, *NO_TABLES])
-def test_a_file_holds_the_whole_result(kind: str, tmp_path: Path) -> None:
-    found = result(kind, "plain", 24) if kind in KINDS else NO_TABLES[kind]()
-    again = am.load_result(found.save(tmp_path / "found.safetensors"))
-    assert list(tmp_path.iterdir()) == [tmp_path / "found"]
-    assert type(again) is type(found) and repr(again) == repr(found) and again.provenance == found.provenance
-    assert again.to_frame().equals(found.to_frame())
-    assert kind == "sources" or again.to_html() == found.to_html()
-    for each in fields(found):
-        one, other = getattr(found, each.name), getattr(again, each.name)
-        if isinstance(one, torch.Tensor):
-            torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
-        elif isinstance(one, str | tuple | float | bool) and each.name != "parts":
-            assert other == one
 
 
 @pytest.mark.parametrize("kind", KINDS)

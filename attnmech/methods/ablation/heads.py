@@ -37,7 +37,8 @@ def ablate_heads(
     effect = metric after − metric before on each text, averaged over texts.
 
     >>> import attnmech as am
-    >>> effects = am.ablate_heads(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."])
+    >>> from attnmech.demo.text import documents
+    >>> effects = am.ablate_heads(am.load(), documents(6))
     >>> effects.effect.shape                 # metric after minus before, mean over texts
     torch.Size([4, 8])
 

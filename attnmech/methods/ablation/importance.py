@@ -194,7 +194,8 @@ def head_importance(
     """Estimates how much a metric depends on each head, to first order, in one forward and one backward pass.
 
     >>> import attnmech as am
-    >>> importance = am.head_importance(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], method="zero")
+    >>> from attnmech.demo.text import documents
+    >>> importance = am.head_importance(am.load(), documents(6), method="zero")
     >>> importance.score.shape               # an estimate of am.ablate_heads(...).effect
     torch.Size([4, 8])
 

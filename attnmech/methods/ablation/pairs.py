@@ -141,10 +141,10 @@ def ablate_pairs(
     interaction = effect of both − effect of one − effect of the other.
 
     >>> import attnmech as am
-    >>> texts = ["Anna sang of shells.", "Tom lost his old anchor."]
-    >>> effects = am.ablate_pairs(am.load(), texts, [((0, 1), (2, 3))])
+    >>> from attnmech.demo.text import documents
+    >>> effects = am.ablate_pairs(am.load(), documents(6), [((1, 4), (2, 6)), ((0, 0), (1, 0))])
     >>> effects.interaction.shape
-    torch.Size([1])
+    torch.Size([2])
 
     Args:
         model: the model.

@@ -180,9 +180,10 @@ def prune_heads(
     """Measures how a metric changes as heads are ablated one after another, the least harmful first.
 
     >>> import attnmech as am
-    >>> curve = am.prune_heads(am.load(), "Anna sang of shells.", layers=[0], steps=3)
+    >>> from attnmech.demo.text import documents
+    >>> curve = am.prune_heads(am.load(), documents(6), layers=[0], steps=3)
     >>> len(curve.order), curve.after.shape
-    (3, torch.Size([3, 1]))
+    (3, torch.Size([3, 6]))
 
     Each step tries every remaining head together with those already ablated, and ablates the head with the best mean
     metric. N heads take N(N + 1)/2 measurements, and fewer with `steps`.

@@ -34,8 +34,8 @@ def ablate_set(
     """Measures how much a metric changes when all heads of a set are ablated together.
 
     >>> import attnmech as am
-    >>> texts = ["Anna sang of shells.", "Tom lost his old anchor."]
-    >>> effects = am.ablate_set(am.load(), texts, [(0, 1), (2, 3), (2, 5)])
+    >>> from attnmech.demo.text import documents
+    >>> effects = am.ablate_set(am.load(), documents(6), [(0, 1), (2, 3), (2, 5)])
     >>> effects.names, effects.effect.shape
     (('L0H1 + L2H3 + L2H5',), torch.Size([1]))
 

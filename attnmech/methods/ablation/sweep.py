@@ -36,10 +36,11 @@ def sweep(
     effect = metric under the intervention − metric with nothing changed, on each text.
 
     >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
     >>> change = am.Intervention
     >>> effects = am.sweep(
     ...     am.load(),
-    ...     ["Anna sang of shells.", "Tom lost his old anchor."],
+    ...     documents(6),
     ...     {
     ...         "layer 1 attends evenly": change.attend([(1, head) for head in range(8)], "uniform"),
     ...         "no position": change.scale("position"),

@@ -146,9 +146,9 @@ def attribute(
     the strongest.
 
     >>> import attnmech as am
-    >>> attribution = am.attribute(
-    ...     am.load(), ["The keys to the chest"], ["The key to the chest"], answers=[" are"], against=[" is"]
-    ... )
+    >>> prompts = am.load(), ["The keys to the chest"], ["The key to the chest"]
+    >>> attribution = am.attribute(*prompts, answers=[" are"], against=[" is"], confirm=6)
+    >>> confirmation = attribution.confirmation
     >>> attribution.effect.shape             # estimates am.patch(...).effect
     torch.Size([4, 8])
 
@@ -175,10 +175,7 @@ def attribute(
     the change of what the node writes, and g the gradient at the stream through this input alone. The estimates of the
     edges from a node add up to that of the node.
 
-    >>> edges = am.attribute(
-    ...     am.load(), ["The keys to the chest"], ["The key to the chest"], answers=[" are"], against=[" is"],
-    ...     nodes="heads+mlps", edges=True,
-    ... )
+    >>> edges = am.attribute(*prompts, nodes="heads+mlps", edges=True, answers=[" are"], against=[" is"])
     >>> len(edges.edges), edges.circuit(3).edges[-1][1]
     (1519, 'logits')
 

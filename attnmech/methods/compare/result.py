@@ -53,10 +53,11 @@ def compare(
     """Compares two models on the same texts, or one model on two aligned prompts: method(b) − method(a), by head.
 
     >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
     >>> model = am.load()
-    >>> found = am.compare(model, model, ["Anna sang of shells.", "Tom lost his old anchor."], am.attention_focus)
-    >>> float(found.difference.nan_to_num().abs().max()), found.moved
-    (0.0, ())
+    >>> found = am.compare(am.untrained(model), model, documents(6), am.attention_focus)
+    >>> found.difference.shape == (len(found.statistics), model.n_layers, model.n_heads)
+    True
 
     Two models with the same numbers of layers and heads, such as a model and its fine-tuned, quantised or earlier
     version, are compared on `inputs`. Two prompts, or two lists of prompts, are compared on `model`; the prompts of a

@@ -34,8 +34,6 @@ from .sums import OWN_LIST, PLACES, STATISTICS, ComparedRows, DriftSums, stream_
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
 from .word_types import WORD_TYPES, checked_words
 
-FIGURES: Final = ("cosine", "rank", "churn")
-
 NEAREST: Final = "nearest"
 """The figure of one token: the table of its nearest rows."""
 
@@ -139,6 +137,7 @@ class ResidualDrift(DriftByToken):
     """
 
     SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
+    FIGURES = ("cosine", "rank", "churn", NEAREST)
 
     at: str
     """The point at which the stream was measured: resid_mid or resid_post."""
@@ -259,7 +258,7 @@ class ResidualDrift(DriftByToken):
         are types of token, with intervals over texts.
         """
         require_no_head(layer, head)
-        figure = "cosine" if figure is None else option("figure", figure, (*FIGURES, NEAREST))
+        figure = "cosine" if figure is None else option("figure", figure, self.FIGURES)
         if figure == NEAREST:
             place = self._place(text, self._first(text) if token is None else token)[1]
             return nearest_chart(self.token_numbers(text)).figure(query=self._real(text).index(place))
@@ -312,10 +311,11 @@ class ResidualDrift(DriftByToken):
     @property
     def section(self) -> Section:
         """The three figures and their finding, for a page."""
+        figures = [name for name in self.FIGURES if name != NEAREST]
         return Section(
             "How far tokens move from their embeddings",
-            " ".join(map(self._reading, FIGURES)),
-            {f"drift-{name}": self.plot(name) for name in FIGURES},
+            " ".join(map(self._reading, figures)),
+            {f"drift-{name}": self.plot(name) for name in figures},
             'drift.plot("cosine")',
             name="drift",
             contents="Drift",

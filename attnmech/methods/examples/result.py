@@ -210,6 +210,12 @@ class HeadExamples(Summed):
         """The lengths of the axes of `state` that do not depend on the data."""
         return {**super().axis_lengths, "key": HIGHEST, "window": len(WINDOW)}
 
+    def _check(self) -> None:
+        super()._check()
+        windows = (fields_of(prefix, self.state)["window"] for prefix in ("strongest", "sampled"))
+        if not {token for window in windows for token in window.flatten().tolist() if token >= 0} <= set(self.tokens):
+            raise ValueError("`tokens` must have every token of a window")
+
     @property
     def _reducer(self) -> Reducer:
         return ExampleReducer(self.by, self.k, self.seed)

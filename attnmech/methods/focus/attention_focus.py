@@ -8,7 +8,7 @@ arXiv 2603.09616.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -34,9 +34,6 @@ from ...runs.stream import stream
 from .figures import rank_lines
 from .section import focus_sections
 
-FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration"}
-"""Figures 4, 5 and 6, each with the statistic that it shows."""
-
 
 @public
 def attention_focus(
@@ -52,7 +49,8 @@ def attention_focus(
     far.
 
     >>> import attnmech as am
-    >>> focus = am.attention_focus(am.load(), "Anna sang of shells.")
+    >>> from attnmech.demo.text import documents
+    >>> focus = am.attention_focus(am.load(), documents(6))
     >>> focus.first_top.shape
     torch.Size([4, 8])
 
@@ -102,6 +100,10 @@ class AttentionFocus(FocusStatistics, RowMeans):
     """
 
     MAIN = "first_top"
+    FIGURES: ClassVar[Mapping[str, str]] = {
+        "self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration",
+    }  # fmt: skip
+    """Figures 4, 5 and 6, each with the statistic that it shows."""
     BY_ROW = BY_ROW
     STATE: ClassVar[Mapping[str, Any]] = {
         **RowMeans.STATE,
@@ -209,14 +211,14 @@ class AttentionFocus(FocusStatistics, RowMeans):
         shows figures 4 to 6 as such maps. `layer` and `head` select a head to ring or frame. The figure is returned,
         not shown.
         """
-        known = dict.fromkeys((*FIGURES, *self.STATISTICS))
+        known = dict.fromkeys((*self.FIGURES, *self.STATISTICS))
         figure = "first_focus" if figure is None else option("figure", figure, known)
         if self._crosses and figure == "self_focus":
             raise InputError('no key of cross-attention is the token itself; use "first_focus" or "concentration".')
-        if self.parts is not None or figure not in FIGURES:
-            return self._map(FIGURES.get(figure, figure), layer, head)
+        if self.parts is not None or figure not in self.FIGURES:
+            return self._map(self.FIGURES.get(figure, figure), layer, head)
         chosen = None if layer is None or head is None else (layer, head)
-        return rank_lines(self.numbers(), FIGURES[figure], chosen)
+        return rank_lines(self.numbers(), self.FIGURES[figure], chosen)
 
     def numbers(self, nouns: Nouns = TEXT) -> "FocusNumbers":
         """Returns the numbers of figures 4 to 6 as arrays; `nouns` are the figures' words for the input."""
@@ -243,7 +245,7 @@ class AttentionFocus(FocusStatistics, RowMeans):
         return focus_sections(self.numbers(nouns), call, layers)
 
     def _sections(self) -> "Sequence[Section]":
-        return self._difference_sections(FIGURES) if self.parts is not None else self.sections()
+        return self._difference_sections(self.FIGURES) if self.parts is not None else self.sections()
 
     def _page_sections(self) -> "Sequence[Section]":
         return self._sections() if self.parts is not None else self.sections(layers=self.layers)

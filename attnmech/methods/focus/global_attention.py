@@ -46,9 +46,6 @@ class GlobalMasses:
 MASSES: Final = Statistics(GlobalMasses, Statistic)
 """The masses measured on every row, in the order of the axis `statistic`."""
 
-FIGURES: Final = ("global_mass", "window_mass")
-"""The maps of a page."""
-
 
 @public
 def global_attention(
@@ -155,6 +152,7 @@ class GlobalAttention(GlobalMasses, RowMeans):
     """
 
     MAIN = "global_mass"
+    FIGURES = ("global_mass", "window_mass")
 
     @classmethod
     def of(cls, state: State, source: Source, **more: Any) -> Self:
@@ -163,9 +161,9 @@ class GlobalAttention(GlobalMasses, RowMeans):
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:
-            return self._difference_sections({name: name for name in FIGURES})
+            return self._difference_sections({name: name for name in self.FIGURES})
         reading = "Each cell is one head: a mean over the rows of local tokens. The two maps sum to 1."
-        figures = {name: self.plot(name) for name in FIGURES}
+        figures = {name: self.plot(name) for name in self.FIGURES}
         return [Section("Attention to global tokens", reading, figures, "mass.plot()")]
 
     @property

@@ -60,6 +60,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
     """Queries and keys of heads as points in one space, with their measurements."""
 
     SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
+    FIGURES = ("points", "criterion")
 
     heads: tuple[tuple[int, int], ...]
     """The embedded heads as (layer, head), in the order of the axis `chosen`."""
@@ -139,6 +140,8 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         for field_name in ("patterns", "text_special"):
             if set(getattr(self, field_name)) != set(self.text_labels):
                 raise ValueError(f"`{field_name}` must have one entry per text of `text_labels`")
+        if len(self.flags) != len(self.heads):
+            raise ValueError("`flags` must have one entry per head")
         super(EmbeddedPoints, replace(self, patterns={}, text_special={}))._check()
         check_layers(tuple(dict.fromkeys(layer for layer, _ in self.heads)), self.n_layers)
 
@@ -364,7 +367,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
 
         Without `layer` and `head`, the figure shows the head with the correlation closest to −1.
         """
-        option("figure", figure, ("points", "criterion"))
+        option("figure", figure, self.FIGURES)
         if (layer is None) != (head is None):
             raise InputError("pass both `layer` and `head`, or neither.")
         place = self._best if layer is None or head is None else self._place(layer, head)

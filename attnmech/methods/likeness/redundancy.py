@@ -112,6 +112,7 @@ class Redundancy(SummedTable):
 
     SUBTRACT = "subtract what you compare: one.divergence - other.divergence"
     MAIN = "within"
+    FIGURES = ("map", "within")
     within = Statistic(
         meaning="The divergence between any two heads of the same layer.",
         bounds=(0.0, math.log(2)),
@@ -240,7 +241,7 @@ class Redundancy(SummedTable):
         heads. The figure is returned, not shown.
         """
         require_no_head(None, head)
-        if figure is not None and option("figure", figure, ("map", "within")) == "within":
+        if figure is not None and option("figure", figure, self.FIGURES) == "within":
             layer = self._fewest if layer is None else self.layers[self._place_of(layer)]
             return divergence_map(*(values[layer].numpy() for values in (self.within, *self.interval())), layer=layer)
         places, divergence = self._compared(layer)

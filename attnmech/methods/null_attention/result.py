@@ -77,7 +77,8 @@ def null_attention(
     """Tests, head by head, whether attention to a sink has an effect on the model's output.
 
     >>> import attnmech as am
-    >>> null = am.null_attention(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], layers=[0, 2])
+    >>> from attnmech.demo.text import documents
+    >>> null = am.null_attention(am.load(), documents(6), layers=[0, 2])
     >>> null.sink_mass.shape, null.null_share.shape
     (torch.Size([4, 8]), torch.Size([4]))
 

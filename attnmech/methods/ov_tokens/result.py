@@ -211,6 +211,7 @@ class OVTokens(TokenStatistics, OfLayers):
     """
 
     SUBTRACT = "subtract their statistics: one.copied - other.copied"
+    FIGURES = tuple(STATISTICS)
 
     layers: tuple[int, ...]
     """The layers measured."""
@@ -362,7 +363,7 @@ class OVTokens(TokenStatistics, OfLayers):
 
     def plot(self, figure: str | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by "own_rank", "copied" (the default), "suppressed" or "successor"."""
-        statistic = "copied" if figure is None else option("figure", figure, STATISTICS)
+        statistic = "copied" if figure is None else option("figure", figure, self.FIGURES)
         label = STATISTICS[statistic].axis
         return effect_map(self._by_head(statistic), layers=self.layers, label=label, signed=False)
 

@@ -44,6 +44,7 @@ class Patched(Effects):
     """How much of the clean run's metric is recovered by patching clean activations into the corrupted run."""
 
     SAMPLE = "pair"
+    FIGURES = ("effect", "recovered")
     recovered = Statistic(
         meaning="(patched − corrupted) / (clean − corrupted), where each term is a mean over pairs: 1 if patching "
         "restores the clean metric. Where it is NaN, `not_recoverable` gives the reason.",
@@ -185,11 +186,11 @@ def patch(
     """Measures how a metric changes when activations of the clean run are patched into the corrupted run.
 
     >>> import attnmech as am
-    >>> effects = am.patch(
-    ...     am.load(), ["The keys to the chest"], ["The key to the chest"], answers=[" are"], against=[" is"]
-    ... )                                                                              # doctest: +SKIP
-    >>> effects.effect.shape, effects.recovered.shape                                   # doctest: +SKIP
-    (torch.Size([4, 8]), torch.Size([4, 8]))
+    >>> prompts = am.load(), ["The keys to the chest"], ["The key to the chest"]
+    >>> effects = am.patch(*prompts, answers=[" are"], against=[" is"])
+    >>> positions = am.patch(*prompts, at="resid_pre", answers=[" are"], against=[" is"])
+    >>> effects.effect.shape, positions.recovered.shape
+    (torch.Size([4, 8]), torch.Size([4, 11]))
 
     Prompt n of `clean` is paired with prompt n of `corrupted`, which has the same number of tokens. The corrupted
     prompt is run with one place patched at a time. This is denoising: it shows which places suffice to restore the

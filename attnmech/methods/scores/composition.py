@@ -160,6 +160,7 @@ class Composition(PagedResult):
     """
 
     SUBTRACT = "subtract the scores: one.v - other.v"
+    FIGURES = KINDS
 
     q: Float[Tensor, "layer head later_layer later_head"]
     k: Float[Tensor, "layer head later_layer later_head"]
@@ -194,7 +195,7 @@ class Composition(PagedResult):
         """Draws layers × heads: each head's highest score of a kind (by default "v") with an earlier head, minus the
         baseline.
         """
-        kind = "v" if figure is None else option("figure", figure, KINDS)
+        kind = "v" if figure is None else option("figure", figure, self.FIGURES)
         scores = getattr(self, kind)
         best = scores.nan_to_num(-torch.inf).flatten(0, 1).amax(dim=0)
         best = best.masked_fill(best.isinf(), torch.nan)[list(self.layers)]

@@ -345,8 +345,8 @@ class SourceDecomposition(Result):
     def plot(
         self,
         *,
-        layer: int,
-        head: int,
+        layer: int | None = None,
+        head: int | None = None,
         query: int | None = None,
         key: int | None = None,
         top: int = 12,
@@ -355,8 +355,11 @@ class SourceDecomposition(Result):
     ) -> "go.Figure":
         """Draws `matrix` for the `top` sources with the largest pairs at the query, and as many at the key.
 
-        All other sources are added up in one row and one column, so that the map sums to the score.
+        By default, that of the first head decomposed. All other sources are added up in one row and one column, so that
+        the map sums to the score.
         """
+        layer = self.layers[0] if layer is None else layer
+        head = self._part(layer).heads[0] if head is None else head
         values = self.matrix(layer, head, query, key, sequence=sequence, contrast=contrast)
         label = "contrast" if contrast else "query_key"
         return pair_map(values.cpu(), self.sources_of(layer), top=whole_number("top", top, least=1), label=label)

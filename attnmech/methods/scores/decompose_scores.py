@@ -48,8 +48,6 @@ from .wavelength_figures import dimension_bars
 RANKS: Final = 10
 """The number of ranks from which the reader of a view of `score_shares` chooses."""
 
-FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
-
 
 @public
 def decompose_scores(
@@ -176,6 +174,8 @@ class ScoreDecomposition(SplitScores):
     Scores are in the units of the softmax's input (natural log-odds).
     """
 
+    FIGURES = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
+
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         return {"layer": self.layers[0], "head": 0, **super()._figure_place(*figure, **options)}
 
@@ -202,7 +202,7 @@ class ScoreDecomposition(SplitScores):
         "mean", or the "runner_up", the key with the second highest probability.
         """
         index = 0 if layer is None else self._index(layer)
-        option("figure", figure, FIGURES)
+        option("figure", figure, self.FIGURES)
         rank = index_of("rank", rank, len(self.key_tokens[0]), "0 is the highest score")
         heads = self.residual.shape[1]
         head = index_of("head", head, heads, f"this model has {heads} heads in each layer")

@@ -83,7 +83,8 @@ def variance_shares(
     be negative or exceed 1.
 
     >>> import attnmech as am
-    >>> result = am.variance_shares(am.load(), "Anna sang of shells.")
+    >>> from attnmech.demo.text import documents
+    >>> result = am.variance_shares(am.load(), documents(6))
     >>> result.shares.shape                                                         # [term layer head]
     torch.Size([8, 4, 8])
 

@@ -43,7 +43,6 @@ from .sums import SegmentSums, of_text
 BASELINES: Final = ("tokens", "segments")
 """The units in which a baseline measures distance."""
 
-FIGURES: Final = ("mass", "excess", "per_token", "receivers")
 
 _LABELS: Final = {
     "mass": "share of attention", "excess": "share above baseline", "per_token": "mean p per pair of tokens"
@@ -145,6 +144,7 @@ class SegmentAttention(SegmentMeans):
     """
 
     SUBTRACT = "subtract what you compare: one.previous - other.previous"
+    FIGURES = ("earlier_excess", "mass", "excess", "per_token", "receivers")
 
     CELLS: ClassVar[Mapping[str, Any]] = {
         "mass": Float[Tensor, "layer head batch query_segment key_segment"],
@@ -271,7 +271,7 @@ class SegmentAttention(SegmentMeans):
         """
         if figure is None or figure in self.quantities:
             return super().plot(figure, layer=layer, head=head)
-        option("figure", figure, (*FIGURES, *self.quantities))
+        option("figure", figure, dict.fromkeys((*self.FIGURES, *self.quantities)))
         names = segment_labels(self.segments_of(text))
         if figure == "receivers":
             chosen = self._peaked(text) if layer is None or head is None else [self._head(layer, head)]

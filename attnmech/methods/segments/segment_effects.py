@@ -237,6 +237,7 @@ class SegmentEffects(PagedResult):
     """
 
     SUBTRACT = "subtract what you compare: one.kl - other.kl"
+    FIGURES = METRICS
 
     kl: Float[Tensor, "query_segment key_segment"]
     """Mean KL divergence from the clean output, in nats; NaN where it was not measured."""
@@ -289,7 +290,7 @@ class SegmentEffects(PagedResult):
         figure is returned, not shown.
         """
         require_no_head(layer, head)
-        metric = "kl" if figure is None else option("figure", figure, METRICS)
+        metric = "kl" if figure is None else option("figure", figure, self.FIGURES)
         values = self.loss if metric == "loss" else self.kl
         if values is None:
             raise InputError('this model predicts neither the next token nor masked tokens; use "kl".')

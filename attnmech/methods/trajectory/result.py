@@ -24,6 +24,7 @@ from ...model.files.load import load
 from ...model.run.hooked import HookedModel
 from ...results.provenance import Provenance
 from ...results.result import PagedResult, Result
+from ...results.table import require_no_head
 from ...runs.progress import steps as progress_of
 
 
@@ -33,6 +34,11 @@ def trajectory(
 ) -> "Trajectory":
     """Measures every checkpoint of a training run with the same method.
 
+    >>> import attnmech as am
+    >>> trained = am.load()
+    >>> run = am.trajectory([("start", am.untrained(trained)), ("end", trained)], am.head_types)
+    >>> run.steps, run.of("induction").shape
+    (('start', 'end'), torch.Size([2, 32]))
     >>> folders = sorted(Path("run").glob("step-*"))                                     # doctest: +SKIP
     >>> run = am.trajectory(folders, am.head_types)                                      # doctest: +SKIP
     >>> run.plot("induction")                                                            # doctest: +SKIP
@@ -164,10 +170,12 @@ class Trajectory(PagedResult):
         numbers = pd.DataFrame(self.values.flatten(0, 1).numpy(), columns=list(self.columns))
         return pd.concat([pd.DataFrame(rows), numbers], axis=1)
 
-    def plot(self, column: str) -> "go.Figure":
-        """Draws a line for each head over the checkpoints, with the heads that change most in colour; returned, not
-        shown.
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws a number, by default the first, as a line for each head over the checkpoints, with the heads that
+        change most in colour; returned, not shown.
         """
+        require_no_head(layer, head)
+        column = self.columns[0] if figure is None else option("figure", figure, self.columns)
         names = [f"L{layer}H{head}" for layer, head in zip(self.layers, self.heads, strict=True)]
         return lines_by_step(self.of(column).T.numpy(), self.steps, names, label=column.replace("_", " "))
 

@@ -47,11 +47,6 @@ from .section import update_sections
 
 _ANSWERS: Final = "measure it with am.residual_updates(model, text, answers=[' Tom'])"
 
-FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
-
-_MAPS: Final = {*STATISTICS, "logit"} - set(FIGURES)
-"""The statistics whose figure is a map of layers × heads."""
-
 
 @public
 def residual_updates(
@@ -68,8 +63,9 @@ def residual_updates(
 
     >>> import attnmech as am
     >>> updates = am.residual_updates(am.load(), "Anna sang of shells.")
-    >>> updates.magnitude.shape
-    torch.Size([4, 8])
+    >>> blocks = updates.blocks
+    >>> updates.magnitude.shape, blocks.cancellation.shape
+    (torch.Size([4, 8]), torch.Size([4, 1]))
 
     On the query side, u_i = Σ_j p_ij v_j W_O is compared with x_i, the stream as it enters the block (`resid_pre`). On
     the target side, u_j = v_j W_O of the key j to which row i attends most, without p, is compared with x_j. If a norm
@@ -141,6 +137,7 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
     """
 
     MAIN = "magnitude"
+    FIGURES = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
     BY_ROW = (*RowMeans.BY_ROW, "top_key", "block_values", "block_valid", "logits", "final_scale")
     STATE: ClassVar[Mapping[str, Any]] = {
         **RowMeans.STATE,
@@ -241,12 +238,12 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         also be another statistic, such as "along" or "magnitude_at_first", as a map of layers × heads.
         """
         figure = "magnitude" if figure is None else figure
-        if figure in _MAPS:
+        if self._is_map(figure):
             return self._map(figure, layer, head)
         if self.parts is not None:
             return self._difference_figure(figure, side)
         option("side", side, ("query", "target"))
-        option("figure", figure, (*FIGURES, *sorted(_MAPS)))
+        option("figure", figure, dict.fromkeys((*self.FIGURES, *self.STATISTICS, "logit")))
         place = 0 if layer is None else self._place_of(layer)
         view = self.numbers(sequence)
         magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
@@ -276,7 +273,7 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
 
         The view holds the figures of all layers measured.
         """
-        if self.parts is not None or figure in _MAPS:
+        if self.parts is not None or self._is_map(figure):
             raise InputError("this figure is a map of all layers, without a layer to choose; use .plot().")
         return head_picker(
             partial(self.plot, figure, side=side, head=head, sequence=sequence),
@@ -287,8 +284,13 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         ).of_model(self.provenance.model)
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
-        first = {} if self.parts is not None or {*figure, options.get("figure")} & _MAPS else {"layer": self.layers[0]}
+        of_all = self.parts is not None or any(map(self._is_map, (*figure, options.get("figure"))))
+        first = {} if of_all else {"layer": self.layers[0]}
         return {**first, **super()._figure_place(*figure, **options)}
+
+    def _is_map(self, figure: str | None) -> bool:
+        """Whether the figure is a map of layers × heads."""
+        return figure in {*self.STATISTICS, "logit"} and figure not in self.FIGURES
 
     def _difference_figure(self, figure: str, side: str) -> "go.Figure":
         statistic = figure if side == "query" else f"{side}_{figure}"

@@ -353,16 +353,12 @@ def test_losses_rise() -> None:
     assert "raises the metric on last logits by" in claim.lead and " other heads in any layer hurt at" in claim.lead
 
 
-def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
+def test_its_page(tmp_path: Path) -> None:
     claim = am.confirm_heads(
         model_of("and_pair", "llama"), PAIR, planted.cued(), others=[planted.cued(6, 2, seed=7)],
         general=torch.randint(10, 40, (2, 5)), sets=30,
     )  # fmt: skip
     assert len(claim.sets) == 30 and claim.possible == 64 and "drawn from the 63 in these layers" in claim.lead
-    again = am.load_result(claim.save(tmp_path / "claim.safetensors"))
-    assert (
-        again.lead == claim.lead and again.to_frame().equals(claim.to_frame()) and again.provenance == claim.provenance
-    )
     assert claim.provenance.options["heads"] == [[0, 2], [2, 5]]
     page = claim.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Against other sets" in page and "Head by head" in page

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 import models
@@ -62,10 +61,8 @@ def test_shares_are_those_of_loops_over_patterns() -> None:
         assert claim.baseline == pytest.approx(expected) and claim.rows == 24 * REQUESTED
 
 
-def test_induction_heads_of_the_demo_model_retrieve_and_no_others(tmp_path: Path) -> None:
+def test_induction_heads_of_the_demo_model_retrieve_and_no_others() -> None:
     types = types_of_demo()
-    again = am.load_result(types.save(tmp_path / "types.safetensors"))
-    assert repr(again) == repr(types) and again.to_frame().equals(types.to_frame())
     claims = types.to_frame().query("type == 'retrieval'")
     assert {*zip(claims.layer, claims["head"], strict=True)} == {(2, head) for head in (4, 5, 6, 7)}
     assert types.types_of(2, 6) == ("induction", "retrieval") and types.main_types[2, 6] == "induction"
