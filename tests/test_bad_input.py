@@ -186,7 +186,7 @@ PATHS: list[Case] = [
     (lambda: am.Intervention.load(LONG), InputError, "too long"),
     *(
         (lambda path=path: am.Intervention.zero([(0, 1)]).save(path), OutputError, words)
-        for path, words in ((LONG, "too long"), ("a\0b", "null byte"), (5, "got int"), ("", "must end in .safetensors"))
+        for path, words in ((LONG, "too long"), ("a\0b", "null byte"), (5, "got int"), ("", "it is a folder"))
     ),
     *(
         (lambda path=path: am.attention_focus(demo, iter(TEXTS), journal=path), InputError, "path")
@@ -289,7 +289,7 @@ def test_options_of_results() -> None:
             "must end in .safetensors; got focus.nc. For other files: result.",
         ),
         (lambda: focus.save("focus"), OutputError, "got focus. For other files: result.to_frame().to_csv(path)"),
-        (lambda: am.results.Circuit(nodes=()).save("circuit"), OutputError, "end in .json; got circuit"),
+        (lambda: am.Circuit(nodes=()).save("circuit"), OutputError, "end in .json; got circuit"),
         (lambda: why.matrix(1, True), InputError, "`head` must be one of those decomposed in layer 1"),
     ]
     for case in cases:

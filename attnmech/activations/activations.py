@@ -86,7 +86,7 @@ class Activations:
 
     def show(
         self,
-        name: PointName,
+        name: PointName = "pattern",
         *,
         layer: int | None = None,
         head: int | None = None,

@@ -54,7 +54,8 @@ def path_of(value: str | Path, error: type[AttnmechError] = InputError) -> Path:
 def path_ending(value: str | Path, *suffixes: str, instead: str = "") -> Path:
     """Converts to the `Path` of a file to write; raises `OutputError` if it ends in something else than `suffixes`."""
     path = path_of(value, OutputError)
-    if path.suffix.lower() not in (*suffixes, _DRAFT):
+    odd = path.exists() and not path.is_file()  # a folder or a pipe, which `writing` refuses
+    if path.suffix.lower() not in (*suffixes, _DRAFT) and not odd:
         raise OutputError(f"the path must end in {suffixes[0]}; got {path.name or path}.{instead}")
     return path
 

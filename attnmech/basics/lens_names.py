@@ -137,6 +137,9 @@ OTHERS: Final[Mapping[str, Mapping[str, str]]] = {
         **dict.fromkeys(("steer", "add_vector"), _ADD),
         "patch": '`am.Intervention.replace([(2, 6)], acts["z", 2])`, of a run on another text',
     },
+    "View": dict.fromkeys(
+        ("save", "savefig", "write_image"), '`view.write_html("view.html")` or `view.save_figure("view.png")`'
+    ),
     "Activations": {
         "plot": '`acts.show("pattern")`',
         **dict.fromkeys(

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from ..basics.arguments import string
+from ..basics.lens_names import missing_name
 from ..basics.public import public
 from ..errors import InputError
 from . import scripts
@@ -52,6 +53,11 @@ class View(WritesHtml):
 
     def __post_init__(self) -> None:
         string("title", self.title)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing_name("View", name, {}), name=name, obj=self)
 
     @cached_property
     def json(self) -> str:

@@ -129,7 +129,7 @@ def checked_seed(seed: object) -> int:
 def check_reference(method: str, reference: object) -> None:
     """Raises `InputError` if reference texts are missing, or are given to a method that does not use them."""
     if method == "mean" and reference is None:
-        raise InputError('method="mean" needs `reference`: the texts over which to take each head\'s mean.')
+        raise InputError('method="mean" needs `reference`: the texts of each head\'s mean, such as reference=texts.')
     if reference is not None and method not in ("mean", "resample"):
         raise InputError(f'`reference` needs method="mean" or "resample"; got method={method!r}.')
 

@@ -116,7 +116,9 @@ def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]
 
 
 def _checked(reducers: Any) -> tuple[Reducer, ...]:
-    wanted = "a list of reducers, such as [am.results.AttentionFocus.reducer()], or of functions of a block of rows"
+    wanted = (
+        "a list of reducers, such as [am.results.AttentionFocus.reducer()] or [lambda block: block.pattern.amax(-1)]"
+    )
     several = (reducers,) if isinstance(reducers, Reducer) else tuple(listed("reducers", reducers, wanted))
     several = tuple(
         RowFunction(entry) if inspect.isfunction(entry) and not hasattr(entry, "is_public") else entry

@@ -141,7 +141,7 @@ writes = {
     "text": lambda path: write(path, lambda draft: draft.write_text("new" * 9000)),
     "csv": lambda path: write(path, lambda draft: pd.DataFrame({"a": range(9000)}).to_csv(draft)),
     "parquet": lambda path: write(path, lambda draft: pd.DataFrame({"a": range(9000)}).to_parquet(draft)),
-    "safetensors": am.Intervention.replace([(0, 1)], values).save,
+    "file.safetensors": am.Intervention.replace([(0, 1)], values).save,
     "journal": lambda path: Journal(path, {}).write(Entry({"sum": torch.ones(9000)}, 1, "")),
 }
 def write(path, put):
@@ -157,7 +157,7 @@ for name, save in writes.items():
 
 
 def test_a_disk_that_takes_no_more_is_an_output_error(tmp_path: Path) -> None:
-    names = ["csv", "journal", "parquet", "safetensors", "text"]
+    names = ["csv", "file.safetensors", "journal", "parquet", "text"]
     for name in names:
         (tmp_path / name).write_text("old")
     done = subprocess.run(  # -B: compiled modules of other packages would be cut off, too, and stay so

@@ -45,6 +45,7 @@ def test_a_name_of_the_package(name: str) -> None:
 def test_other_names_that_people_try(model: am.HookedModel) -> None:
     acts, result = model.run(TEXT), am.ablate_heads(model, TEXT, [(0, 1)])
     owners = {"attnmech": am, "HookedModel": model, "Intervention": am.Intervention, "Activations": acts}
+    owners["View"] = acts.show("logits")
     for owner, names in OTHERS.items():
         for name in names:
             with pytest.raises(AttributeError, match=f"has no '{name}'; `{name}` is `"):

@@ -37,7 +37,7 @@ def test_every_kind_that_can_be_saved_is_in_am_results() -> None:
 
 def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
     """Changed bytes stay spaces, digits and letters where they are, so that most headers stay readable."""
-    path = tmp_path / "file"
+    path = tmp_path / "file.safetensors"
     model, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     focus = am.attention_focus(model, ids)
     for save, load in (
@@ -76,18 +76,18 @@ def of_kind(name: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: None, r"^there is no file .*file\.$"),
+        (lambda path: None, r"^there is no file .*file\.safetensors\.$"),
         (lambda path: path.write_text("no tensors"), "is not a result that attnmech saved"),
         (lambda path: save_file({"x": torch.zeros(2)}, path), "is not a result that attnmech saved"),
         (am.Intervention.zero("all").save, r"holds an Intervention, not a result; read it with am\."),
         *((of_kind(kind), rf"holds '{kind}', which is not in am\.results; read it with the version")
-          for kind in ("HeadAffects", "Activations", "load", "__class__")),
+          for kind in ("HeadAffects", "load", "__class__")),
     ],
 )  # fmt: skip
 def test_other_files_are_refused(write: Callable[[Path], object], message: str, tmp_path: Path) -> None:
-    write(tmp_path / "file")
+    write(tmp_path / "file.safetensors")
     with pytest.raises(InputError, match=message):
-        am.load_result(tmp_path / "file")
+        am.load_result(tmp_path / "file.safetensors")
 
 
 # -- provenance and tensors ------------------------------------------------------------------------------------

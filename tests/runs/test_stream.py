@@ -760,5 +760,7 @@ def test_functions_that_return_something_else_are_refused() -> None:
     model, text = models.hooked("bloom"), documents_of("bloom", [5])[0][None]
     with pytest.raises(ReducerError, match=r"return a number for each text, head and row, \[1, \d, 5\], such as "):
         am.stream(model, text, [lambda block: block.pattern.amax()])  # type: ignore[list-item, unused-ignore]
-    with pytest.raises(InputError, match=r"must be a list of reducers, .* or of functions of a block of rows; got"):
+    with pytest.raises(
+        InputError, match=r"must be a list of reducers, .* or \[lambda block: block.pattern.amax\(-1\)\]; got"
+    ):
         am.stream(model, text, [am.attention_focus])  # type: ignore[list-item, unused-ignore]

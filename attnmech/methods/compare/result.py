@@ -91,7 +91,8 @@ def compare(
     """
     flag("match", match)
     if method is None or not callable(method):
-        raise InputError(f"`method` must be a measurement such as am.attention_focus; got {shown(method)}.")
+        line = "am.compare(before, after, texts, am.attention_focus)"
+        raise InputError(f"`method` must be a measurement such as am.attention_focus; got {shown(method)}. Try {line}.")
     of_models = isinstance(a, HookedModel)
     if of_models != isinstance(b, HookedModel):
         raise InputError("`a` and `b` must both be models, or both prompts.")
