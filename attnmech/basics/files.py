@@ -52,7 +52,7 @@ def path_of(value: str | Path, error: type[AttnmechError] = InputError) -> Path:
 
 
 def path_ending(value: str | Path, *suffixes: str, instead: str = "") -> Path:
-    """Converts to the `Path` of a file to write; raises `OutputError` if it ends in something else than `suffixes`."""
+    """Converts to the `Path` of a file to write; raises `OutputError` unless its suffix is one of `suffixes`."""
     path = path_of(value, OutputError)
     odd = path.exists() and not path.is_file()  # a folder or a pipe, which `writing` refuses
     if path.suffix.lower() not in (*suffixes, _DRAFT) and not odd:
