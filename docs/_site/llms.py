@@ -29,7 +29,7 @@ def first_sentence(thing: Any) -> str:
 def signature(name: str, thing: Any) -> str:
     """The names of the arguments, with their defaults."""
     parts, keyword_only = [], False
-    for argument in inspect.signature(thing).parameters.values():
+    for argument in inspect.signature(inspect.unwrap(thing)).parameters.values():
         if argument.kind is argument.KEYWORD_ONLY and not keyword_only:
             keyword_only = True
             parts.append("*")
