@@ -4,14 +4,11 @@ A config that asks for a million layers would take hours to build before transfo
 and weights stored as integers would be read as real numbers.
 """
 
-import copy
 import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import product
 from math import prod
 from pathlib import Path
 from threading import RLock
@@ -47,19 +44,9 @@ _PRECISIONS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.f
 _MOST: Final = 2
 """A config may ask for this multiple of the stored numbers; up to there, missing weights are named one by one."""
 
-_POSITION_COUNTS: Final = (
-    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_source_positions", "max_target_positions",
-)  # fmt: skip
-"""Common names in transformers' configs for the number of positions."""
-
-_STEP: Final = 64
-"""The smallest model that is built to find the size of tables has this many positions."""
-
-_FEW_POSITIONS: Final = 2**17
-"""Tables of up to this many positions are built without computing their size first."""
 
 _TABLES: Final = 2**26
-"""A config may ask for this many numbers that are not stored, such as sinusoids."""
+"""A config may ask for this many numbers that are not stored, such as sinusoids and masks."""
 
 
 @dataclass(frozen=True)
@@ -185,63 +172,21 @@ def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: M
     """
     held = sum(stored.values())
     _check_layers(source, stored, config)
-    _check_tables(source, kind, config, held)
     try:
         with torch.device("meta"):
-            asked = dict(kind(config).named_parameters())
+            model = kind(config)
     except Exception as error:
         message = f"{source}: no {kind.__name__} can be built from its config: {first_line(error)}"
         raise WeightsError(message) from error
-    numbers = sum(tensor.numel() for tensor in asked.values())
+    asked = {name: weight.numel() for name, weight in model.named_parameters()}
+    tables = max(0, sum(buffer.numel() for buffer in model.buffers()) - _TABLES)
+    numbers = sum(asked.values()) + tables
     if numbers > _MOST * held:
         raise WeightsError(
-            f"{source}: its config asks for {numbers:,} parameters, but its weights hold {held:,}; the two do not "
-            "belong together."
+            f"{source}: its config asks for {numbers:,} parameters{' and entries of tables' * bool(tables)}, but its "
+            f"weights hold {held:,}; the two do not belong together."
         )
     return asked.keys()
-
-
-def _check_tables(source: str, kind: type[PreTrainedModel], config: Any, held: int) -> None:
-    """Raises `WeightsError` if the tables of a config's many positions would be far larger than the stored tensors.
-
-    Some models compute such tables (sinusoids, masks) row by row; rotary models have none.
-    """
-    parts = ["", *getattr(config, "sub_configs", {})]
-    for part, name in product(parts, _POSITION_COUNTS):
-        count = getattr(getattr(config, part, None) if part else config, name, None)
-        if not isinstance(count, int) or count <= _FEW_POSITIONS:
-            continue
-        try:
-            numbers = numbers_with(kind, config, part, name, count)
-        except (
-            Exception
-        ):  # few positions may contradict the config's other numbers; the model is then built as the config says
-            continue
-        if numbers > _MOST * held + _TABLES:
-            raise WeightsError(
-                f"{source}: its config asks for {count:,} positions ({name}), for which a {kind.__name__} has "
-                f"{numbers:,} numbers, but its weights hold {held:,}; the two do not belong together."
-            )
-
-
-def numbers_with(kind: type[PreTrainedModel], config: Any, part: str, name: str, positions: int) -> int:
-    """The size of a model with this many positions: the number of entries of its parameters and buffers.
-
-    The size is a polynomial of degree 2 in the number of positions, f(p) = f₁ + n (f₂ − f₁) + n (n − 1)/2 · (f₃ − 2 f₂
-    + f₁) with n = (p − p₁)/p₁, which three models with p₁, 2 p₁ and 3 p₁ positions determine. `part` names the part of
-    the config that has `name`, if it is not the config itself.
-    """
-
-    def numbers_of(few: int) -> int:
-        changed = copy.deepcopy(config)
-        setattr(getattr(changed, part) if part else changed, name, few)
-        with torch.device("meta"):
-            model = kind(changed)
-        return sum(value.numel() for value in (*model.parameters(), *model.buffers()))
-
-    one, two, three = (numbers_of(_STEP * count) for count in (1, 2, 3))
-    steps = Fraction(positions - _STEP, _STEP)
-    return int(one + steps * (two - one) + steps * (steps - 1) / 2 * (three - 2 * two + one))
 
 
 def _check_layers(source: str, stored: Collection[str], config: Any) -> None:

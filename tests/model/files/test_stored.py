@@ -1,7 +1,6 @@
 """Files: shards, precisions, quantised weights and device maps, each read correctly or refused in one clear
 sentence."""
 
-import copy
 import json
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import UnsupportedModelError, WeightsError
-from attnmech.model.files import stored
 from attnmech.model.files.quantised import require_unquantised
 from attnmech.model.files.stored import SHARDED, WHOLE
 
@@ -184,13 +182,12 @@ def edited(folder: Path, name: str, **changed: Any) -> Path:
         ("gptj", "n_positions"),
         ("codegen", "n_positions"),
         ("gpt_neo", "max_position_embeddings"),
-        ("marian", "max_position_embeddings"),
     ],
 )
 def test_a_config_that_asks_for_a_hundred_million_positions(name: str, count: str, tmp_path: Path) -> None:
-    """Learned positions are parameters; sinusoids and masks are computed, some of them row by row."""
+    """Learned positions are parameters; sinusoids and masks are buffers."""
     folder = edited(tmp_path, name, **{count: 10**8})
-    expected = r"asks for 100,000,000 positions \(\w+\), for which a \w+ has [\d,]+ numbers, but its weights hold"
+    expected = r"asks for [\d,]{11,} parameters( and entries of tables)?, but its weights hold"
     began = time.perf_counter()
     with pytest.raises(WeightsError, match=expected):
         am.load(folder)
@@ -209,14 +206,3 @@ def test_rotary_models_may_name_millions_of_positions(name: str, tmp_path: Path)
     hooked = am.load(edited(tmp_path, name, max_position_embeddings=10_485_760))
     ids = models.token_ids(name)
     assert torch.equal(hooked.run(ids).logits, models.hooked(name).run(ids).logits)
-
-
-@pytest.mark.parametrize("part", ["parameters", "sinusoids", "mask"])
-def test_the_size_of_tables_follows_from_three_small_ones(part: str) -> None:
-    """The size is exact, compared with a built model with that number of positions."""
-    name, count = {"parameters": ("gpt2", 3000), "sinusoids": ("gptj", 3000), "mask": ("gpt_neo", 300)}[part]
-    config = copy.deepcopy(models.plain(name).config)
-    config.max_position_embeddings = count
-    built = type(models.plain(name))(config)
-    numbers = sum(value.numel() for value in (*built.parameters(), *built.buffers()))
-    assert stored.numbers_with(type(built), config, "", "max_position_embeddings", count) == numbers
