@@ -14,7 +14,6 @@ from ..basics.nouns import Nouns, counted
 from ..draw.heads import HeadNumber, PageHeads
 from ..draw.text import percent, signed, visible_token, with_minus_signs
 from ..maths.outliers import spread_of
-from ..maths.statistic import Statistic
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.figures import letter_of
 from ..methods.head_types.formulas import POSITIONAL
@@ -129,10 +128,10 @@ class HeadFacts(ABC):
     @cached_property
     def numbers(self) -> list[HeadNumber]:
         """The numbers of all heads, for the map and the scatter."""
-        listed = list(self._statistics(self.focus.STATISTICS.values(), self.focus, LOOKS))
+        listed = list(self._statistics(self.focus, LOOKS))
         listed += self.further_numbers
         if self.updates is not None:
-            listed += self._statistics(self.updates.STATISTICS.values(), self.updates, WRITES)
+            listed += self._statistics(self.updates, WRITES)
         if self.effects is not None:
             clear = None if self._effect_ends is None else self.effects.clear[list(self.layers)].numpy()
             effect = self._array(self.effects.effect)
@@ -156,8 +155,8 @@ class HeadFacts(ABC):
         """The numbers by which heads are compared: all but the scores of types."""
         return [number for number in self.numbers if number.group != _TYPES]
 
-    def _statistics(self, statistics: Iterable[Statistic], result: RowMeans, group: str) -> Iterable[HeadNumber]:
-        for statistic in statistics:
+    def _statistics(self, result: RowMeans, group: str) -> Iterable[HeadNumber]:
+        for statistic in map(result.STATISTICS.__getitem__, result.quantities):
             label = statistic.axis.replace("<br>", " ").replace("the first token", f"the {self.nouns.first}")
             label = label.replace("token", self.nouns.token)
             yield self._mean(result, statistic.name, statistic.name, label, group)

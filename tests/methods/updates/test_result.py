@@ -382,7 +382,7 @@ def test_rows_chosen_one_by_one() -> None:
     without = rows.clone()
     without[0, 0] = False
     for chosen in (updates.where(rows=rows), updates.blocks.where(rows=rows)):
-        for statistic in chosen.STATISTICS:
+        for statistic in chosen.quantities:
             require_close(chosen[statistic].mean, mean_over(wanted[statistic], without), 1e-5, statistic)
             whole = chosen.where(first_row=True)[statistic].mean
             require_close(whole, mean_over(wanted[statistic], rows), 1e-5, statistic)
