@@ -57,7 +57,7 @@ def _types(function: Callable[..., Any]) -> dict[str, Written]:
         return {}
     if not isinstance(node, ast.FunctionDef):
         return {}
-    arguments = {each.arg: each.annotation for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+    arguments = {argument.arg: argument.annotation for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
     types = {**arguments, "return": node.returns}
     return {name: Written(_text(annotation)) for name, annotation in types.items() if annotation is not None}
 

@@ -483,7 +483,7 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
     "doubled ALiBi": (
         replaced("bloom", "", modeling_bloom.BloomModel, layer=None, build_alibi_tensor=doubled_alibi),
         {"alibi"}, {"scores"}),
-    "two heads' q swapped, BLOOM": (bloom_swaps_q, {"transformers"}, {"q", "scores", "pattern"}),
+    "two heads' q swapped, BLOOM": (bloom_swaps_q, {"ledger"}, {"q", "scores"}),
     "own kernel": (llama_attention(attention=own_kernel), {"points"}, {"pattern", "scores", "z"}),
     "ours asked and ignored": (llama_attention(attention=asks_and_ignores), {"pattern edit", "heads"}, {"pattern"}),
     "attention asked twice": (llama_attention(attention=twice), {"points"}, {"pattern", "scores", "z"}),
