@@ -29,10 +29,10 @@ def explained(sentence: str) -> Markup:
     ('&lt;3 <dfn tabindex="0" data-me', 'a word')
     """
     parts, end, seen = [Markup()], 0, set[str]()
-    for found in _TERM.finditer(sentence):
-        term = found[0]
+    for mention in _TERM.finditer(sentence):
+        term = mention[0]
         if term not in seen:
             marked = Markup('<dfn tabindex="0" data-means="{}">{}</dfn>').format(TERMS[term], term)
-            parts += [Markup.escape(sentence[end : found.start()]), marked]
-            seen, end = seen | {term}, found.end()
+            parts += [Markup.escape(sentence[end : mention.start()]), marked]
+            seen, end = seen | {term}, mention.end()
     return Markup().join([*parts, Markup.escape(sentence[end:])])

@@ -144,9 +144,9 @@ def reports(
     step("tracing scores to their writers")
     for text, of_text in zip(texts, by_text, strict=True):
         for place, report in enumerate(of_text):
-            about = list[str]()
-            sources = sources_of(model, text.batch, report.scores.layers, about)
-            of_text[place] = replace(report, sources=sources, notes=(*report.notes, *about))
+            left_out = list[str]()
+            sources = sources_of(model, text.batch, report.scores.layers, left_out)
+            of_text[place] = replace(report, sources=sources, notes=(*report.notes, *left_out))
     step("measuring the types of heads")
     of_types: dict[str, list[str]] = {stack.label: [] for stack in stacks}
     types = {stack.label: types_of(model, stack, of_types[stack.label]) for stack in stacks}
