@@ -76,10 +76,10 @@ def test_the_figure_shows_the_row_that_is_chosen(name: str) -> None:
 def pages_of(report: am.results.Report, monkeypatch: pytest.MonkeyPatch) -> dict[str, Page]:
     """The text on the pages of a report's stacks, before conversion to HTML."""
     pages: dict[str, Page] = {}
-    monkeypatch.setattr("attnmech.pages.result.render_page", lambda page: pages.update({report.stack: page}) or "")
+    monkeypatch.setattr("attnmech.pages.result.render_page", lambda page, **_: pages.update({report.stack: page}) or "")
     monkeypatch.setattr(
         "attnmech.pages.result.render_parts",
-        lambda parts, texts, stacks: pages.update({stack: page for (_, stack), page in parts.items()}) or "",
+        lambda parts, texts, stacks, **_: pages.update({stack: page for (_, stack), page in parts.items()}) or "",
     )
     report.to_html()
     return pages
