@@ -434,7 +434,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "asks for 12,000,269,000,084 parameters, but its weights hold 10,264;",
         ),
         ({"vocab_size": 10**9}, WeightsError, "parameters, but its weights hold 10,264;"),
-        ({"n_positions": 10**7}, WeightsError, "numbers, but its weights hold 10,264;"),
+        ({"n_positions": 10**7}, WeightsError, "parameters, but its weights hold 10,264;"),
         ({"n_head": -1}, WeightsError, "at least one head"),
         ({"n_head": 0}, WeightsError, "no GPT2LMHeadModel can be built from its config"),
         ({"n_embd": -1}, WeightsError, "no GPT2LMHeadModel can be built from its config"),
