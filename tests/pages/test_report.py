@@ -131,7 +131,7 @@ def test_what_would_take_minutes_is_left_out_and_told(demo: am.HookedModel, monk
     assert report.effects is None and report.null is None and report.sources is None
     page = report.to_html()
     assert "attnmech ablate" in page and "am.decompose_by_source" in page
-    assert "Figure 11" not in page
+    assert "Figure 11" not in page and "nan to nan" not in page
 
 
 def test_the_page_of_a_model_whose_logits_are_refused_leaves_them_out() -> None:

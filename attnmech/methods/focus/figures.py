@@ -113,7 +113,9 @@ def _hover_data(
         [
             int(head),
             _head_words(label, values[layer], int(head)),
-            "" if low is None or high is None else f" ({low[layer, head]:.3f} to {high[layer, head]:.3f})",
+            ""
+            if low is None or high is None or np.isnan(low[layer, head])
+            else f" ({low[layer, head]:.3f} to {high[layer, head]:.3f})",
         ]
         for layer, (label, head) in enumerate(zip(layers, head_of_layer, strict=True))
     ]
