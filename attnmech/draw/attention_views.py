@@ -107,7 +107,7 @@ def attention(
     if not isinstance(cache, Named | list | tuple):
         raise InputError(
             "`cache` must be a TransformerLens ActivationCache, a mapping from its names or from layers to tensors, a "
-            f"list with a tensor for each layer, or a result of model.run; got {shown(cache)}."
+            f"list with a tensor for each layer ([pattern] for one), or a result of model.run; got {shown(cache)}."
         )
     if tokens is None:
         raise InputError("`tokens` must be the tokens of the text, such as bridge.to_str_tokens(text); got None.")

@@ -244,6 +244,8 @@ class Table(WithQuantities):
         """
         count = whole_number("count", count, least=1)
         frame = self.to_frame()
+        if isinstance(by, str) and by in self.STATISTICS:
+            self._quantity(by)  # where the call did not measure it, the error says how to
         name = self.MAIN if by is None else option("by", by, dict.fromkeys(self._columns_of))
         prefix = self._clarity_prefix(name)
         keys = frame[[name]].assign(unclear=False, size=-frame[name])

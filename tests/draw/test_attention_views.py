@@ -107,6 +107,7 @@ def test_patterns_by_layer_are_shown_as_a_cache() -> None:
         ),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a", "b"], {}, "got 2 tokens and a pattern of 1 queries"),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1))}, ["a"], {}, "the pattern of layer 1 must have the axes"),
+        (np.ones((1, 1, 1, 1)), ["a"], {}, "a list with a tensor for each layer ([pattern] for one)"),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a"], {"text": 1}, "to have a text besides the first"),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1, 1))}, ["a"], {"text": 1}, "`text` must be from 0 to 0"),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a"], {"view": "lines"}, "`view` must be one of model"),

@@ -89,6 +89,8 @@ def test_the_mean_logit_is_a_statistic() -> None:
     assert "logit" not in plain.quantities and "logit" not in plain.to_frame()
     with pytest.raises(MissingPointError, match="measure it with"):
         _ = plain["logit"]
+    with pytest.raises(MissingPointError, match="measure it with"):
+        plain.strongest(by="logit")
 
 
 def test_answers_by_their_text() -> None:
