@@ -80,7 +80,8 @@ class EdgeAttribution(Estimates):
         return [Circuit(edges=tuple(names[place] for place in order[:size])) for size in sizes]
 
     def _ends_of(self, index: Int[Tensor, "axis place"]) -> Mapping[str, Sequence[Any]]:
-        senders, receivers = zip(*(self.names[place] for place in index[0].tolist()), strict=True)
+        names = self.names
+        senders, receivers = zip(*(names[place] for place in index[0].tolist()), strict=True)
         return {"sender": senders, "receiver": receivers}
 
     def by_node(self, end: str = "sender") -> pd.DataFrame:
