@@ -518,6 +518,9 @@ def test_numbers_of_numpy_and_torch_are_as_good_as_ours() -> None:
         assert found.provenance.options == expected.provenance.options
         assert am.Intervention.zero(heads) == am.Intervention.zero(pairs)
         assert json.dumps(found.provenance.options)
+    last = am.Intervention.zero(pairs, positions=torch.tensor([2, 0]))
+    assert last == am.Intervention.zero(pairs, positions=[0, 2])
+    assert am.Intervention.scale("position", 2) == am.Intervention.scale("position", 2.0)
     array = np.array(pairs)
     given = {"answers": [" a"], "against": [" the"]}
     assert am.patch(demo, [TEXT], [OTHER], heads=array, **given).swept.sum() == 2

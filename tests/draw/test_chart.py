@@ -278,13 +278,6 @@ def test_tokens_of_another_text_and_unknown_heads_are_refused() -> None:
         of_one_layer(magnitude_histograms_chart, MAGNITUDE, side="query", head=2)
 
 
-def test_sides_are_told_apart(updates: UpdateNumbers) -> None:
-    assert updates.magnitude_of("query") is updates.magnitude
-    assert updates.magnitude_of("target") is updates.target_magnitude
-    assert updates.orientation_of("query") is updates.orientation
-    assert updates.orientation_of("target") is updates.target_orientation
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_arrays_of_fewer_heads_are_refused(updates: UpdateNumbers) -> None:
     with pytest.raises(ValueError, match=r"`target_orientation` must be .* with layer=3, token=7; got"):

@@ -78,12 +78,6 @@ def test_ranks_differ_in_depth_of_one_hue(values: np.ndarray) -> None:
     assert len(set(colours)) == 4
 
 
-def test_the_ring_is_around_the_chosen_head(values: np.ndarray) -> None:
-    ring = ranks(values, chosen=(7, 1)).data[-1]
-    assert (list(ring.x), list(ring.y)) == ([7], [values[2, 1]])
-    assert len(ranks(values).data) == 4
-
-
 def test_each_figure_rings_its_own_number(focus: FocusNumbers) -> None:
     for name, numbers in (("self_top", focus.self_top), ("first_top", focus.first_top)):
         ring = rank_lines(focus, name, chosen=(7, 1)).data[-1]

@@ -941,44 +941,6 @@ def test_values_for_longer_texts_are_those_of_their_beginning() -> None:
     assert torch.equal(z[:, :, 2], values[:, :7, 2].expand(3, -1, -1))
 
 
-@pytest.mark.parametrize(("name", "positions"), [("bloom", [1]), ("llama", [-1, 1]), ("gpt_oss", [-3, -2, -1])])
-@pytest.mark.parametrize("side", ["right", "left", "both"])
-def test_positions_and_keys_count_the_tokens_of_each_text(name: str, side: str, positions: list[int]) -> None:
-    """Beside other texts, each of three texts is changed as it is alone, where positions are those of its tokens."""
-    hooked, length = models.hooked(name), 9
-    texts = [models.token_ids(name)[row, :count] for row, count in enumerate((7, 5, 3))]
-    ids, mask = torch.zeros(2, 3, length, dtype=torch.long)
-    begins = [{"right": 0, "left": length - len(text), "both": (length - len(text)) // 2}[side] for text in texts]
-    for row, (text, begin) in enumerate(zip(texts, begins, strict=True)):
-        ids[row, begin : begin + len(text)], mask[row, begin : begin + len(text)] = text, 1
-    stack, heads = hooked.output_stack, [(0, 1), (1, 2)]
-    stream, z = torch.randn(1, 1, hooked.d_model), torch.randn(1, 1, hooked.n_heads, stack.d_head)
-    k = torch.randn(1, 1, stack.n_kv_heads, stack.d_head)
-
-    def changes(at: list[int]) -> list[Intervention]:
-        return [
-            Intervention.zero(heads, positions=at),
-            Intervention.replace("all", {0: k, 1: k}, point="k", positions=at),
-            Intervention.add("resid_pre", {1: stream}, layers=[1], positions=at),
-            Intervention.stream("mlp_out", [1], positions=at),
-            Intervention.attend(heads, "uniform", positions=at),
-            Intervention.remove_keys(heads, at),
-            Intervention.remove_keys(heads, "first", positions=at),
-            Intervention.reweight(heads, at, 5.0),
-            Intervention.zero_values(heads, at),
-            Intervention.replace_values(heads, at, {0: z, 1: z}),
-        ]
-
-    for number, change in enumerate(changes(positions)):
-        with hooked.intervene(change):
-            together = hooked.run({"input_ids": ids, "attention_mask": mask}).logits
-        for row, (text, begin) in enumerate(zip(texts, begins, strict=True)):
-            with hooked.intervene(changes([position % len(text) for position in positions])[number]):
-                alone = hooked.run(text[None]).logits[0]
-            torch.testing.assert_close(together[row, begin : begin + len(text)], alone, rtol=1e-4, atol=2e-5)
-            assert not torch.allclose(hooked.run(text[None]).logits[0], alone, atol=1e-4), str(change)
-
-
 def test_the_last_position_of_a_decoder_is_that_of_its_own_tokens() -> None:
     hooked = models.hooked("t5")
     given = {"input_ids": models.token_ids("t5"), "decoder_input_ids": models.token_ids("t5", length=4, seed=2)}

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnmech.errors import InputError, OutputError
-from attnmech.interventions import Intervention, Values, checked_heads
+from attnmech.interventions import Intervention, Values
 from attnmech.interventions.edits import EDITS, Cut, Replace, Scale, Zero, ZeroValues
 
 MASK = torch.tensor([[True, False, False], [True, True, False]])
@@ -241,16 +241,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 def test_what_is_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         make()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_numbers_of_any_kind_are_numbers() -> None:
-    pairs: Any = np.array([[1, 2], [0, 3]])
-    assert checked_heads(pairs) == ((0, 3), (1, 2))
-    places: Any = torch.tensor([2, 0])
-    assert Intervention.zero(pairs, positions=places) == Intervention.zero([(1, 2), (0, 3)], positions=[0, 2])
-    assert str(Intervention.zero(pairs)) == "z of L0H3, L1H2 becomes 0"
-    assert Intervention.scale("position", 2) == Intervention.scale("position", 2.0)
 
 
 def test_values_do_not_change_when_the_mapping_does() -> None:

@@ -147,17 +147,6 @@ def test_the_page_of_a_model_whose_logits_are_refused_leaves_them_out() -> None:
     assert "The model's predictions</h" not in report.to_html()
 
 
-def test_hooks_in_force_are_told(demo: am.HookedModel) -> None:
-    with demo.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
-        report = am.report(demo, "Anna sang.")
-    assert report.scores.provenance.edits == ("resid_pre 1",)
-    assert report.notes == (
-        ABOUT,
-        "Hooks were active at resid_pre 1: the numbers describe the edited model.",
-    )
-    assert report.scores.provenance != reported("Anna sang.").scores.provenance
-
-
 def page_data(page: str) -> Any:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found

@@ -30,6 +30,25 @@ def last(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
     return logits[batch.at([-1])][:, 3]
 
 
+HEADS: list[tuple[int, int]] = [(0, 1), (1, 2)]
+
+
+def changes(means: am.Values) -> list[am.Intervention]:
+    """Changes at positions and keys, which count each text's own tokens."""
+    change = am.Intervention
+    return [
+        change.replace_values([(1, 2)], [1, -1], means),
+        change.remove_keys("all", [1]),
+        change.remove_keys(HEADS, "first", positions=[1, -1]),
+        change.reweight(HEADS, [1, -2], 5.0),
+        change.zero_values(HEADS, [1, -1]),
+        change.zero("all", positions=[2, -1]),
+        change.attend(HEADS, "uniform", positions=[1, -1]),
+        change.add("k", {1: torch.ones(1, 1, 5, 4)}, heads=[(1, 2)], positions=[1]),
+        change.stream("mlp_out", [1], positions=[-1, 1]),
+    ]
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "zero": lambda model, one, other: am.ablate_heads(model, one, metric=last),
     "mean": lambda model, one, other: am.ablate_heads(
@@ -40,12 +59,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "importance": lambda model, one, other: am.head_importance(
         model, one, method="mean", reference=am.mean_z(model, other, per_position=True)
     ),
-    "values": lambda model, one, other: am.sweep(
-        model, one, [am.Intervention.replace_values([(1, 2)], [1, -1], am.mean_z(model, other, per_position=True))]
-    ),
-    "sweep": lambda model, one, other: am.sweep(
-        model, one, [am.Intervention.remove_keys("all", [1]), am.Intervention.zero("all", positions=[2, -1])]
-    ),
+    "sweep": lambda model, one, other: am.sweep(model, one, changes(am.mean_z(model, other, per_position=True))),
     "patch": lambda model, one, other: am.patch(model, one, other, positions=[1, -2], **JUDGED),
     "pattern": lambda model, one, other: am.patch(model, one, other, at="pattern", positions=[3], **JUDGED),
     "attribute": lambda model, one, other: am.attribute(model, one, other, **JUDGED),
@@ -54,6 +68,9 @@ CALLS: dict[str, Callable[..., Any]] = {
         model, {1: torch.ones(1, 1, model.d_model)}, one, at="resid_post", positions=[1]
     ),
     "direction": lambda model, one, other: am.mean_difference(model, one, other),
+    "alike": lambda model, one, other: am.redundancy(model, one, rows=3),
+    "examples": lambda model, one, other: am.examples(model, one, by="value_weighted", k=3),
+    "next tokens": lambda model, one, other: am.examples(model, one, by="next_token", k=3),
 }
 
 

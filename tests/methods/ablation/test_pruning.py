@@ -178,16 +178,3 @@ def test_another_metric_is_refused_by_its_numbers(tmp_path: Path, monkeypatch: p
         prune(2.0)
     assert journal.read_bytes() == held
     assert prune(1.0).complete and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"steps": 0}, r"`steps` must be a whole number, 1 to 6 \(the heads chosen\); got 0"),
-        ({"heads": [(0, 1)], "steps": 2}, r"`steps` must be a whole number, 1 to 1"),
-        ({"random": -1}, r"`random` must be a whole number, 0 or more; got -1"),
-    ],
-)
-def test_bad_input(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        am.prune_heads(models.hooked("bloom"), models.token_ids("bloom"), **options)

@@ -2,8 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -19,7 +17,6 @@ from attnmech.errors import InputError
 from attnmech.methods.examples import result, sums
 from attnmech.methods.examples.formulas import RELATIONS, difference_of_halves, relations
 from attnmech.model.attention import attend
-from attnmech.runs import total
 
 
 @pytest.mark.core
@@ -164,8 +161,6 @@ def test_merged_shards_are_the_whole(by: Any) -> None:
     whole = am.examples(model, iter(TEXTS), by=by, k=3)
     shards = [am.examples(model, iter(TEXTS), by=by, k=3, shard=(number, 3)) for number in range(3)]
     assert same(shards[0].merged(*shards[1:]), whole) and same(shards[2].merged(*shards[:2]), whole)
-    with pytest.raises(InputError, match="merged only with others of the same"):
-        shards[0].merged(am.examples(model, iter(TEXTS), by=by, k=4, shard=(1, 3)))
 
 
 @pytest.mark.parametrize("by", STATISTICS)
@@ -175,40 +170,6 @@ def test_blocks_of_rows_change_nothing(by: Any, monkeypatch: pytest.MonkeyPatch)
     whole = am.examples(model, iter(texts), by=by, k=4)
     monkeypatch.setattr(attend, "block_bytes", lambda device: 1)
     assert same(am.examples(model, iter(texts), by=by, k=4), whole)
-
-
-@pytest.mark.usefixtures("many_batches")
-def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(total, "_JOURNAL_SHARE", 0.0)
-    model, path = models.hooked("gpt2"), tmp_path / "journal"
-
-    def interrupted() -> Iterator[Tensor]:
-        yield from TEXTS[:37]
-        raise KeyboardInterrupt
-
-    whole = am.examples(model, iter(TEXTS), by="next_token", k=3)
-    with pytest.raises(KeyboardInterrupt):
-        am.examples(model, interrupted(), by="next_token", k=3, journal=path)
-    assert path.exists()
-    resumed = am.examples(model, iter(TEXTS), by="next_token", k=3, journal=path)
-    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
-
-
-def test_a_list_of_texts_and_a_corpus_are_the_same() -> None:
-    model, ids = models.hooked("gpt2", torch.float64), models.token_ids("gpt2", batch=4, length=11)
-    assert same(am.examples(model, ids, k=2), am.examples(model, iter(list(ids)), k=2))
-
-
-@pytest.mark.parametrize("by", STATISTICS[:4])
-def test_padding_is_left_out(by: Any) -> None:
-    model = models.hooked("llama", torch.float64)
-    batch = models.padded("llama", "left", length=9)
-    alone = [ids[mask.bool()] for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
-    padded, plain = am.examples(model, batch, by=by, k=3), am.examples(model, iter(alone), by=by, k=3)
-    for which in result.KINDS:
-        columns = ["layer", "head", "text", "position", "window", "keys"]
-        assert padded.to_frame(which)[columns].equals(plain.to_frame(which)[columns])
-    assert torch.equal(padded.rows, plain.rows)
 
 
 def test_layers_keep_their_own_rows() -> None:

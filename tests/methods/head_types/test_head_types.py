@@ -198,21 +198,6 @@ def test_repeated_sequences_are_distinct_tokens_twice() -> None:
     assert not torch.equal(found[3], list(repeated_sequences(model, seed=1))[3])
 
 
-def test_shards_are_the_whole_and_the_order_does_not_matter() -> None:
-    model, given = hooked("bloom"), texts(9)
-    whole = am.head_types(model, iter(given))
-    parts = [am.head_types(model, iter(given), shard=(part, 3)) for part in range(3)]
-    merged = parts[2].merged(parts[0], parts[1])
-    together = am.head_types(model, given)
-    for kind in TYPES:
-        for measure in ("scores", "baselines", "tops", "position_alone"):
-            expected = getattr(whole, measure)[kind]
-            for each in (merged, together):
-                assert torch.allclose(getattr(each, measure)[kind], expected, atol=1e-6, equal_nan=True)
-        for end, other in zip(merged[kind].simultaneous(), whole[kind].simultaneous(), strict=True):
-            assert torch.allclose(end, other, atol=1e-6, equal_nan=True)
-
-
 def test_position_alone_is_the_softmax_of_the_position_term() -> None:
     model, given = hooked("bloom"), texts(5)
     types = am.head_types(model, given)

@@ -133,24 +133,14 @@ def test_scores_and_their_limit_by_other_means() -> None:
     assert critical_score(2, 8) == math.inf
 
 
-def test_shards_and_pages() -> None:
-    model, given = models.demo(), documents(6)
-    whole = am.odd_heads(model, iter(given), beyond=9)
-    together = am.odd_heads(model, given, beyond=9)
-    parts = [am.odd_heads(model, iter(given), beyond=9, shard=(part, 3)) for part in range(3)]
-    for other in (together, parts[1].merged(parts[2], parts[0])):
-        frame, expected = other.to_frame(), whole.to_frame()
-        assert list(frame.columns) == list(expected.columns)
-        numbers = frame.select_dtypes("number").to_numpy()
-        assert np.allclose(numbers, expected.select_dtypes("number").to_numpy(), atol=1e-4, equal_nan=True)
+def test_the_page_shows_the_largest_score_of_a_head() -> None:
+    whole = am.odd_heads(models.demo(), documents(6), beyond=9)
     page = whole.to_html()
     assert "Heads unlike the others" in page and "Long-range attention" in page
     shown = torch.stack([whole.robust_score(name) for name in STATISTICS]).nan_to_num(0.0)
     assert float(whole.plot().data[0].z[1][4]) == pytest.approx(
         float(shown[:, 1, 4][shown[:, 1, 4].abs().argmax()]), abs=1e-9
     )
-    with pytest.raises(InputError, match="is merged only with"):
-        parts[0].merged(am.odd_heads(model, iter(given), beyond=8, shard=(1, 3)))
 
 
 def test_texts_too_short_for_a_long_range() -> None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import models
@@ -180,7 +179,7 @@ def same(one: am.results.Redundancy, other: am.results.Redundancy) -> None:
         assert torch.allclose(end, its, atol=1e-5, equal_nan=True)
 
 
-def test_batches_shards_and_order_change_nothing(tmp_path: Path) -> None:
+def test_batches_and_order_change_nothing() -> None:
     """With 5 sampled rows of each text, which must be the same in every run."""
     model, given = hooked("bloom"), texts(9)
     whole = am.redundancy(model, iter(given), rows=5)
@@ -189,15 +188,10 @@ def test_batches_shards_and_order_change_nothing(tmp_path: Path) -> None:
     for row, ids in enumerate(given):
         padded[row, : ids.shape[1]], mask[row, : ids.shape[1]] = ids[0], 1
     same(whole, am.redundancy(model, {"input_ids": padded, "attention_mask": mask}, rows=5))
-    parts = [am.redundancy(model, iter(given), rows=5, shard=(part, 3)) for part in range(3)]
-    same(whole, parts[2].merged(parts[0], parts[1]))
     # In a different order, the replicates for simultaneous intervals draw different texts.
     one, other = am.redundancy(model, given), am.redundancy(model, given[::-1])
     assert torch.allclose(one.divergence, other.divergence, atol=1e-6)
     assert torch.allclose(torch.stack(one.interval()), torch.stack(other.interval()), atol=1e-5)
-    same(whole, am.redundancy(model, iter(given), rows=5, journal=tmp_path / "alike.journal"))
-    with pytest.raises(InputError, match="is merged only with"):
-        parts[0].merged(am.redundancy(model, iter(given), rows=4, shard=(1, 3)))
     with pytest.raises(InputError, match=r"one\.divergence"):
         whole - whole
 
@@ -225,16 +219,6 @@ def test_sampled_rows_depend_on_the_seed_and_are_rows_of_the_text() -> None:
 
 
 # BERT counts positions from the padding on the left, so its patterns differ there.
-@pytest.mark.parametrize(
-    ("name", "side"), [("llama", "left"), ("llama", "right"), ("bloom", "left"), ("bert", "right")]
-)
-def test_padding_does_not_count(name: str, side: str) -> None:
-    model, inputs = hooked(name), models.padded(name, side, batch=3, length=11)
-    alone = [ids[mask.bool()][None] for ids, mask in zip(*inputs.values(), strict=True)]
-    found, expected = am.redundancy(model, inputs, rows=3), am.redundancy(model, iter(alone), rows=3)
-    assert torch.allclose(found.divergence, expected.divergence, atol=1e-5)
-
-
 def test_intervals_between_layers_are_those_over_texts() -> None:
     """Texts of different lengths with every row sampled: the ratio and its jackknife, by a loop."""
     model, given = hooked("bloom"), texts(7)

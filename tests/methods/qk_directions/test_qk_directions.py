@@ -1,6 +1,5 @@
 """Query-key directions against a loop over rows, keys and singular vectors, and against the query-key term."""
 
-from pathlib import Path
 from typing import Any
 
 import models
@@ -118,15 +117,9 @@ def test_tokens_are_those_with_the_extreme_readings() -> None:
             assert read in (orders, [side[::-1] for side in orders])
 
 
-def test_batches_and_a_journal_change_nothing(tmp_path: Path) -> None:
+def test_shares_lie_in_their_intervals_which_few_texts_do_not_have() -> None:
     model, texts = models.demo(), list(documents(9))
     whole = am.qk_directions(model, iter(texts), layers=[1, 3])
-    journal = tmp_path / "journal"
-    again = am.qk_directions(model, iter(texts), layers=[1, 3], journal=journal)
-    assert torch.equal(whole.share, again.share)
-    listed = am.qk_directions(model, texts, layers=[1, 3])
-    torch.testing.assert_close(listed.share, whole.share, rtol=0, atol=1e-6)
-    torch.testing.assert_close(listed.low, whole.low, rtol=0, atol=1e-5)
     assert bool((whole.low <= whole.share).all() and (whole.share <= whole.high).all())
     assert bool(am.qk_directions(model, texts[:4], layers=[1]).low.isnan().all())
 

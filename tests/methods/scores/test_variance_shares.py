@@ -1,7 +1,6 @@
 """Shares of variance against a loop over rows and keys; corpora, shards and journals give the same numbers."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import models
@@ -13,7 +12,7 @@ from centred import F64, documents
 from scipy.stats import spearmanr
 
 import attnmech as am
-from attnmech.errors import ExactnessError, InputError, JournalError
+from attnmech.errors import ExactnessError, InputError
 from attnmech.methods.scores.variance_shares import ALL_TERMS
 
 
@@ -102,16 +101,6 @@ def test_the_models_own_split_has_shares_too() -> None:
     assert found.centre == "None" and "constant" in found.terms and "position" not in found.terms
 
 
-def test_rows_in_blocks_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.model.attention import attend as attention
-
-    model, ids = models.hooked("gemma2", F64), models.token_ids("gemma2", 2, 20)
-    whole = [am.variance_shares(model, ids, first_key=first).shares for first in (True, False)]
-    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
-    for first, expected in zip((True, False), whole, strict=True):
-        torch.testing.assert_close(am.variance_shares(model, ids, first_key=first).shares, expected)
-
-
 def test_no_variance_is_no_share() -> None:
     model = models.fresh("llama", F64)
     with torch.no_grad():
@@ -142,16 +131,12 @@ def test_means_by_position_of_texts_together_or_of_a_corpus() -> None:
 
 
 @pytest.mark.usefixtures("many_batches")
-def test_a_corpus_is_the_sum_of_its_texts_and_of_its_shards() -> None:
+def test_a_corpus_is_the_sum_of_its_texts() -> None:
     model, texts = models.hooked("llama", F64), documents()
     found = am.variance_shares(model, iter(texts))
     splits = [(am.decompose_scores(model, text[None], centre="mean"), 0) for text in texts]
     check(found, shares_by_hand(splits), 1e-10)
     assert found.documents == len(texts)
-    parts = [am.variance_shares(model, iter(texts), shard=(number, 3)) for number in range(3)]
-    merged = parts[0].merged(*parts[1:])
-    torch.testing.assert_close(merged.shares, found.shares, rtol=0, atol=1e-12)
-
     low, high = found["position"].interval() or ()
     sums = [sums_by_hand(split, 0) for split, _ in splits]
     for layer, head in ((0, 4), (1, 1)):
@@ -180,31 +165,6 @@ def test_fixed_means_serve_a_corpus_they_were_taken_on() -> None:
         splits.append((am.decompose_scores(model, text[None], centre=others), 0))
     check(found, shares_by_hand(splits), 1e-10)
     assert means.digest[:8] in found.centre
-
-
-@pytest.mark.usefixtures("many_batches")
-def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs.total import Total
-
-    model, texts, journal = models.hooked("llama"), documents(), tmp_path / "journal"
-    means, other = (am.mean_qk(model, documents(seed=seed)) for seed in (7, 8))
-    whole, real, calls = am.variance_shares(model, iter(texts), centre=means), Total.add, []
-
-    def stopping(self: Any, *arguments: Any) -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        real(self, *arguments)
-
-    monkeypatch.setattr(Total, "add", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        am.variance_shares(model, iter(texts), centre=means, journal=journal)
-    assert journal.exists()
-    for wrong in ({"centre": other}, {"centre": "mean"}, {"centre": means, "first_key": False}):
-        with pytest.raises(JournalError):
-            am.variance_shares(model, iter(texts), journal=journal, **wrong)
-    resumed = am.variance_shares(model, iter(texts), centre=means, journal=journal)
-    assert torch.equal(resumed.shares, whole.shares) and not journal.exists()
 
 
 def test_results_on_other_terms_are_not_merged_or_subtracted() -> None:

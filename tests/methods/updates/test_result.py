@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import attnmech as am
 from attnmech.errors import InputError, MissingPointError
 from attnmech.maths.update_statistics import STATISTICS
-from attnmech.model.attention import attend as attention
 from attnmech.runs.update_sums import BLOCK_STATISTICS
 
 F32, F64 = torch.float32, torch.float64
@@ -465,17 +464,6 @@ def test_heads_that_write_the_same_do_not_cancel_and_opposites_do() -> None:
     assert float(opposite[0, 0]) == pytest.approx(1 / 5, abs=1e-9)
     silent = edited("gpt2", {("v", 1): torch.zeros_like}, ids).blocks["cancellation"].mean
     assert silent.isnan().flatten().tolist() == [False, True, False]
-
-
-def test_blocks_of_rows_that_do_not_divide_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = given_to("gemma2")
-    whole = am.residual_updates(hooked("gemma2", F32), inputs)
-    steps = [range(start, min(start + 4, 11)) for start in range(0, 11, 4)]
-    monkeypatch.setattr(attention, "_row_blocks", lambda q, keys, whole, gathered: steps)
-    parts = am.residual_updates(hooked("gemma2", F32), inputs)
-    assert torch.equal(whole.top_key, parts.top_key)
-    for statistic in STATISTICS:
-        require_close(parts.by_row(statistic), whole.by_row(statistic).double(), 1e-5, statistic)
 
 
 def test_what_it_says_and_what_cannot_be_asked() -> None:
