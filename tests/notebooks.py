@@ -30,14 +30,18 @@ def stored(name: str) -> Any:
     return nbformat.read(next(path for path in NOTEBOOKS if path.stem == name), as_version=4)
 
 
+def digest(notebook: Any) -> str:
+    """A digest of the cells' text, without their outputs."""
+    return hashlib.sha256("\0".join(cell.source for cell in notebook.cells).encode()).hexdigest()[:12]
+
+
 @cache
 def executed(name: str) -> Any:
     """The notebook with its outputs, stored in the folder ATTNMECH_EXECUTED if that is set."""
     folder = os.environ.get("ATTNMECH_EXECUTED")
     if not folder:
         return _run(stored(name))
-    digest = hashlib.sha256(nbformat.writes(stored(name)).encode()).hexdigest()[:12]
-    kept = Path(folder) / f"{name}-{digest}.ipynb"
+    kept = Path(folder) / f"{name}-{digest(stored(name))}.ipynb"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         draft = kept.with_suffix(f".{os.getpid()}")

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, are stored without outputs, and an exported one opens without a network."""
+"""The notebooks run from top to bottom, are stored with their outputs, and an exported one opens without a network."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from browser import opening
 from nbconvert import HTMLExporter
-from notebooks import NOTEBOOKS, executed, stored
+from notebooks import NOTEBOOKS, digest, executed, stored
 
 NAMES = [path.stem for path in NOTEBOOKS]
 OFTEN = ("quickstart", "attention_focus", "own_module")
@@ -30,12 +30,16 @@ def test_all_of_them_are_tested() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_stored_without_outputs(name: str) -> None:
+def test_a_notebook_is_stored_with_the_outputs_of_its_cells(name: str) -> None:
+    """Hosts do not run scripts: views and figures are stored as pictures."""
     notebook = stored(name)
     nbformat.validate(notebook)
-    assert outputs(notebook) == []
+    made = f"python examples/notebook_outputs.py {name}"
+    assert notebook.metadata.attnmech == {"sources": digest(notebook)}, f"its cells changed; run {made}"
+    assert "<script" not in str(found := outputs(notebook)) and len(nbformat.writes(notebook)) < 600_000
+    assert sum("image/png" in output.get("data", {}) for output in found) >= 5
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(cell.execution_count is None for cell in code)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert all(not cell.metadata for cell in notebook.cells)
     assert notebook.metadata.kernelspec.name == "python3"
     assert "Something to change" in notebook.cells[-2].source

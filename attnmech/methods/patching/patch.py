@@ -75,7 +75,8 @@ class Patched(Effects):
         return self.STATISTICS[name] if name == "recovered" else super()._statistic(name)
 
     def _label_of(self, name: str) -> str:
-        return f"recovered share of the {self.metric}" if name == "recovered" else super()._label_of(name)
+        label = f"recovered share<br>of the {self.metric.replace('_', ' ')}"
+        return label if name == "recovered" else super()._label_of(name)
 
     @property
     def not_recoverable(self) -> str | None:
