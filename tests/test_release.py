@@ -3,10 +3,12 @@
 import ast
 import json
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +38,19 @@ def test_the_citation_and_the_archive_agree_with_the_package() -> None:
     assert PROJECT["keywords"] == CITATION["keywords"] == archive["keywords"]
     assert PROJECT["urls"]["Homepage"] == CITATION["repository-code"]
     assert [linked["identifier"] for linked in archive["related_identifiers"]] == [CITATION["repository-code"]]
+
+
+def test_the_readmes_links_lead_somewhere_in_a_checkout_and_on_pypi(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("setuptools")
+    link, repository = re.compile(r"\]\(([^)]+)\)"), PROJECT["urls"]["Homepage"]
+    here = [target for target in link.findall((ROOT / "README.md").read_text("utf-8")) if "https:" not in target]
+    assert len(here) > 20 and [target for target in here if not (ROOT / target).exists()] == []
+    package: dict[str, str] = {}
+    monkeypatch.setattr("setuptools.setup", package.update)
+    runpy.run_path(str(ROOT / "setup.py"))
+    there = link.findall(package["long_description"])
+    assert {f"{repository}/blob/main/{target}" for target in here if not target.endswith(".png")} <= set(there)
+    assert f"{repository}/raw/main/examples/report.png" in there and all("https:" in target for target in there)
 
 
 RUNS_CODE = {"eval", "exec", "torch.load", "joblib.load", "yaml.load", "pandas.read_pickle", "cloudpickle.loads"}
