@@ -48,7 +48,7 @@ SETS_THE_PROCESS: Final = (
 """Code that would change the process, or inspect it."""
 
 ALLOWED: Final = {
-    "methods/joint_embedding/threads.py": "measures heads side by side, and restores the number of threads",
+    "methods/joint_embedding/sums.py": "measures heads side by side, and restores the number of threads",
     "cli/stages.py": "the command's own process; the handler of Ctrl-C is restored after the imports",
     "distributed/worker.py": "a worker of Ray is a process of attnmech's own",
     "distributed/cluster.py": "am.Ray says how Ray reports, where the user has not; it stays so",

@@ -23,8 +23,7 @@ from ..model.run.hooked import HookedModel
 from ..model.stack.block import PostNormEnd
 from .corpus import CorpusBatch
 from .metrics import Metric
-from .outputs import Judging, Output
-from .pattern_watches import Keyless, PatternShifts
+from .outputs import Judging, Keyless, Output, PatternShifts
 
 Change: TypeAlias = tuple[Intervention, ...]
 """The interventions applied together in one measurement."""

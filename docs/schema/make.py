@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import attnmech as am
-from attnmech.cli.agents import answers
+from attnmech.cli.agents import arguments
 from attnmech.results.result import FILE_VERSION, Result
 from attnmech.results.table import TextResult
 
@@ -121,7 +121,7 @@ def result_schema(kinds: Mapping[str, type[Result]] | None = None) -> dict[str, 
     }
 
 
-SCHEMAS: Final = {"answer": answers.schema, "result": result_schema}
+SCHEMAS: Final = {"answer": arguments.schema, "result": result_schema}
 
 
 def main() -> None:

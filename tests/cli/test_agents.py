@@ -27,7 +27,7 @@ from mcp.types import CallToolResult
 from schemas import are_sentences, schema, strict
 
 import attnmech as am
-from attnmech.cli.agents import answers
+from attnmech.cli.agents import arguments
 from attnmech.cli.agents.allowed import Folders, Models
 from attnmech.cli.agents.server import server_of
 from attnmech.cli.agents.tools import MAX_ANSWER, Tools
@@ -359,7 +359,7 @@ def test_every_argument_is_described_and_bounded(folder: Path) -> None:
     for tool in tools:
         assert tool.description and not tool.description.startswith(" ") and "\n        " not in tool.description
         assert tool.input_schema["additionalProperties"] is False
-        assert tool.output_schema["properties"].keys() == answers.Answer.model_fields.keys()
+        assert tool.output_schema["properties"].keys() == arguments.Answer.model_fields.keys()
         for name, about in tool.input_schema["properties"].items():
             written = json.dumps(about)
             if name not in ("model", "picture"):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import attnmech as am
 from attnmech.batch import Batch
-from attnmech.distributed.merging import Tree
 from attnmech.distributed.poison import divided
+from attnmech.distributed.streaming import Tree
 from attnmech.distributed.worker import Piece
 
 

@@ -15,7 +15,7 @@ from browser import CHROMIUM
 from PIL import Image
 
 from attnmech import draw
-from attnmech.draw import browser, view_files
+from attnmech.draw import embed, figure_files
 from attnmech.draw.figure_files import _on_paper
 from attnmech.draw.head_maps import SIGNED_COLOURS
 from attnmech.errors import InputError, OutputError
@@ -136,7 +136,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OutputError, match=r"BROWSER_PATH must name a browser executable .*; got .*no-browser"):
         draw.save_figure(drawn(), path)
     monkeypatch.delenv("BROWSER_PATH")
-    monkeypatch.setattr(browser, "find_spec", lambda name: None)
+    monkeypatch.setattr(figure_files, "find_spec", lambda name: None)
     with pytest.raises(OutputError, match=r"pip install 'attnmech\[figures\]', and Chromium or Chrome"):
         draw.save_figure(drawn(), path)
     assert list(tmp_path.iterdir()) == []
@@ -144,7 +144,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_svg_of_a_view_needs_poppler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     view = draw.sentence_view(np.ones((1, 1, 1, 1)), ["Hi"], layers=[0])
-    monkeypatch.setattr(view_files.shutil, "which", lambda name: None)
+    monkeypatch.setattr(embed.shutil, "which", lambda name: None)
     with pytest.raises(OutputError, match=r"apt install poppler-utils\); or write a \.pdf file"):
         view.save_figure(tmp_path / "view.svg")
 
@@ -160,7 +160,7 @@ def test_the_svg_of_a_view_is_made_of_its_pdf(chromium: Any, tmp_path: Path) -> 
 
 def test_where_there_is_no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("playwright")
-    monkeypatch.setattr(browser, "NAMES", ())
+    monkeypatch.setattr(figure_files, "NAMES", ())
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path / "none"))
     with pytest.raises(OutputError, match="install Chromium or Chrome"):
         draw.save_figure(drawn(), tmp_path / "map.pdf")

@@ -39,9 +39,9 @@ from ..summaries import (
 )
 from ..terminal import Rows, Summary, as_object
 from .allowed import Folders, Models
-from .answers import Answer
 from .arguments import (
     MOST_CHARACTERS,
+    Answer,
     Column,
     CorpusFile,
     Documents,

@@ -74,7 +74,7 @@ def confirm_heads(
     `effect` is the metric after minus before, averaged over groups, with its t interval over groups. The null
     distribution comprises *all* sets of the same shape (the same number of heads in each of the same layers), including
     the tested set. `p` is the share of sets that are at least as strong, by their effect studentised over groups
-    (`attnmech.methods.claims.formulas.strength`). No p-value is below `least_p`, 1 / number of sets. If there are fewer
+    (`attnmech.methods.claims.set_test.strength`). No p-value is below `least_p`, 1 / number of sets. If there are fewer
     than 20 sets, sets from other layers are added (`wider`); if there are more than `sets`, a sample is drawn with
     `seed`.
 

@@ -23,13 +23,12 @@ from ...errors import InputError
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.token_types import TOKEN_TYPES
-from .figures import criterion_curve, joint_scatter
 from .formulas import spread_ratio
 from .numbers import NUMBERS, HeadNumbers
 from .page import embedding_section, embedding_view
 from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView, searched
 from .patch_images import PatchImages
-from .pictures import AFTER
+from .pictures import AFTER, criterion_curve, joint_scatter
 
 _RANDOM_POINTS: Final = 1_000
 """The largest number of points per head among which `search` takes mean distances."""

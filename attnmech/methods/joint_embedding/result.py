@@ -30,8 +30,7 @@ from .numbers import NUMBERS
 from .patch_images import patch_images
 from .pictures import AFTER, Projecting, after_projection
 from .projections import CANNOT_PLACE, PROJECTIONS, Projection, check_enough, require_installed
-from .sums import Embedder
-from .threads import in_threads
+from .sums import Embedder, in_threads
 from .token_pairs import Tokens, sampled
 
 KEPT_BYTES: Final = 2**30

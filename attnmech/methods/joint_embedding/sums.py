@@ -5,13 +5,15 @@ Afterwards only the sampled tokens' vectors are stored, so the layer's memory is
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...batch import Batch
@@ -20,8 +22,38 @@ from ...model.attention.local_global import local_half
 from ...model.attention.observed import RowBlock
 from ...model.parts.mask import MaskRule
 from .embedded_head import EmbeddedHead, OneHead, Plan
-from .threads import in_threads
 from .token_pairs import Pairs, Tokens, visible_pairs
+
+Found = TypeVar("Found")
+
+
+def in_threads(measure: Callable[[int], Found], count: int) -> list[Found]:
+    """Returns the results of `measure` for 0, 1, …, `count` − 1, in order.
+
+    `measure` must not change shared state or draw random numbers. Nested threads of torch would wait for one another,
+    which takes three times as long on two cores.
+
+    >>> in_threads(lambda number: number**2, 4)
+    [0, 1, 4, 9]
+    """
+    threads = torch.get_num_threads()
+    if min(threads, count) < 2:
+        return [measure(number) for number in range(count)]
+    try:
+        with (
+            threadpool_limits(1, user_api="blas"),
+            ThreadPoolExecutor(threads, initializer=_alone) as pool,
+        ):
+            return list(pool.map(measure, range(count)))
+    finally:
+        torch.set_num_threads(threads)  # new threads inherit this number
+
+
+def _alone() -> None:
+    """Limits this thread's calls to one thread; torch and OpenMP store that number per thread."""
+    torch.set_num_threads(1)
+    threadpool_limits(1, user_api="openmp")
+
 
 ROWS: Final = 512
 """The largest number of evenly spaced rows of each text in which `shift_share` and `attention_change` are measured."""

@@ -30,13 +30,11 @@ from ...runs.answers import answer_ids
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
-from .circuits import Circuits
 from .claims import TYPES as CLAIMED
-from .claims import Shares, claimed
+from .claims import Pair, Shares, claimed, pairs_chart
 from .formulas import OWN, STATISTICS, TOP, Extremes, OwnPlaces, TokenStatistics, extremes_of
-from .pairs import Pair, pairs_chart
 from .successors import Steps, Successors
-from .sums import ScaleSums
+from .sums import Circuits, ScaleSums
 
 KINDS: Final = ("raised", "lowered")
 """The kinds of pairs."""

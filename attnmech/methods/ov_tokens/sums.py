@@ -1,15 +1,94 @@
-"""Counts the tokens of texts, and sums the factors of the norms behind attention and before the logits."""
+"""Counts the tokens of texts, and sums the factors of the norms behind attention and before the logits.
+
+Reads the OV circuits of a model on tokens: E_t as layer 0 reads it, N_ℓ, W_V, W_O and the unembedding.
+"""
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
 
+from ...errors import InputError
 from ...maths.float64 import as_float64, float64_device
 from ...model.attention.observed import LayerEnd
-from ...model.reading.unembedding import unembedding_of
+from ...model.parts.gates import NormGate
+from ...model.parts.norms import WideNorm
+from ...model.reading.unembedding import Unembedding, unembedding_of
+from ...model.reading.vocabulary import Vocabulary, vocabulary_of
+from ...model.run.hooked import HookedModel
 from ...model.stack.block import attention_scale
+from ...model.stack.carried import input_norm, output_weights
+from ...model.stack.stack import Stack
 from ...runs.reducer import Reducer, Run, State
 from ...runs.token_types import ROW_CLASSES, row_classes
+
+_PROBE: Final = 5
+"""The number of tokens on which the formula of a layer's norm is compared with the norm."""
+
+
+@dataclass(frozen=True)
+class Circuits:
+    """The OV circuits of a stack, in float32 at least."""
+
+    stack: Stack
+    vocabulary: Vocabulary
+    unembedding: Unembedding
+
+    @classmethod
+    def of(cls, model: HookedModel, stack: Stack) -> "Circuits":
+        """The circuits of a model; raises `InputError` if what a head writes for a token does not follow from them."""
+        plan = stack.architecture
+        if stack is not model.output_stack:
+            raise InputError(
+                "ov_tokens needs heads that read tokens and write into the stream that the logits read; heads of the "
+                f'stack "{stack.label}" do not. Give stack="decoder".'
+            )
+        if plan.no_stream:
+            raise InputError(f"ov_tokens needs heads that read and write one stream; {plan.no_stream}.")
+        unembedding = unembedding_of(model)
+        model.points.resolve(["logits"], None, model.refused)
+        if plan.v_norm or isinstance(plan.gate, NormGate):
+            raise InputError(
+                "ov_tokens needs heads that write x W_V W_O; this model applies a norm between W_V and W_O."
+            )
+        if plan.gate is not None:
+            raise InputError(
+                "ov_tokens needs values that reach W_O unchanged; in this model a gate between attention and W_O makes "
+                'what a head writes depend on the query. Use am.examples(model, texts, by="update").'
+            )
+        if plan.expanded is not None:
+            raise InputError(
+                "ov_tokens needs values that are computed from the stream alone; this model expands them from latents."
+            )
+        return cls(stack, vocabulary_of(model, stack), unembedding)
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The precision of all numbers."""
+        return self.unembedding.gamma.dtype
+
+    def embedded(self, tokens: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
+        """E_t: the rows of tokens as they enter the stream, without positions."""
+        return self.vocabulary.rows(tokens, self.precision)
+
+    def values(self, layer: int, embedded: Float[Tensor, "token d_model"]) -> Float[Tensor, "kv token d_value"]:
+        """v = N(E_t) W_V of a layer, without the constants β W_V and b_V."""
+        norm = self._norm(layer, embedded)
+        W_V = self.stack.weights(layer).W_V.detach().to(self.precision)
+        return einsum(
+            embedded if norm is None else norm(embedded), W_V, "token d_model, kv d_model d_value -> kv token d_value"
+        )
+
+    def output(self, layer: int) -> Float[Tensor, "head d_value d_model"]:
+        """W_O of a layer, times the γ of a norm between attention and stream."""
+        return output_weights(self.stack, layer, self.precision)
+
+    def _norm(self, layer: int, embedded: Float[Tensor, "token d_model"]) -> WideNorm | None:
+        """The norm before a layer's attention, without its shift β."""
+        return input_norm(self.stack, layer, embedded[None, :_PROBE].to(self.unembedding.dtype), self.precision)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import torch
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
 from ...batch import Batch
@@ -300,3 +301,26 @@ def patterns_of(
                 whole[text][:, keys] = global_rows[layer][text][:, :rows, : len(keys)].transpose(1, 2)
         patterns.append(whole)
     return patterns
+
+
+def with_halves_in_encoder(base: nn.Module) -> None:
+    """Gives each attention of the encoder the projections of both halves, and stops the encoder's padding."""
+    encoder: Any = base.encoder
+    for layer in encoder.layers:
+        halve(layer.self_attn.longformer_self_attn, layer.self_attn.output)
+    encoder.forward = partial(_encode, encoder)
+
+
+def _encode(
+    encoder: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    global_attention_mask: Tensor | None = None,
+    **_: Any,
+) -> LEDEncoderBaseModelOutput:
+    """transformers' `LEDEncoder.forward`."""
+    rule = WindowRule.of_masks(input_ids, attention_mask, global_attention_mask)
+    x = encoder.layernorm_embedding(encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape))
+    for layer in encoder.layers:
+        x = layer(x, attention_mask=rule)[0]
+    return LEDEncoderBaseModelOutput(last_hidden_state=x)

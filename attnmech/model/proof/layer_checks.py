@@ -1,22 +1,158 @@
 """Lists the statements that must hold in every layer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
+from einops import einsum, rearrange
+from torch import Tensor, nn
 
-from ...maths.precision import step_tolerance, sum_rounding
+from ...maths.float64 import as_float64
+from ...maths.precision import step_tolerance, steps_rounding, sum_rounding
 from ..parts.certificate import Check
 from ..parts.gates import Gate, HalfOfRow, NormGate
-from .input_checks import crossed_queries, crossed_states, latent_values, normed_stream, projected
+from ..parts.modules import submodule
+from ..parts.weights import Expanded, bias_of, matrix_of, select
+from ..stack.ledger import ScoreAudit
 from .output_checks import gate_limit, gate_values, scaled_output, weighted_values, written_by_heads
-from .pattern_checks import hidden_keys, softmax_of_scores, sum_of_terms
 from .plain_checks import same_patterns, same_streams
 from .position_checks import alibi_terms, rotary_closed_form, rotated
-from .probe import Compared, LayerComparisons, Probe, Statement
+from .probe import Compared, LayerComparisons, Probe, ProbeRun, Statement, by_row, norm_of, plain_module
 from .relative_checks import relative_scores, relative_scores_beyond
 from .stream_checks import chained_layers, mlp_statement, sum_with_attention, sum_with_mlp
+
+_ROWS: Final = 256
+"""The rows of a pattern that are compared at a time."""
+
+
+def sum_of_terms(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """Scores are the sum of the ledger's terms."""
+    block = probe.block(run, layer)
+    audit = ScoreAudit(probe.model.stacks, block, run.values[probe.stack.point("attn_in"), layer], block.visible)
+    audit.add(block)
+    worst = int(audit.excess.nan_to_num(torch.inf).argmax())
+    yield Compared(f"layer {layer}, head {worst}", float(audit.excess[worst]))
+
+
+def softmax_of_scores(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """The pattern is the softmax of the scores, and rows sum to 1 minus a sink's mass."""
+    sink = probe.block(run, layer).sink
+    whole_scores, whole_pattern = (probe.at(run, name, layer) for name in ("scores", "pattern"))
+    for first in range(0, whole_pattern.shape[2], _ROWS):
+        scores, pattern = (as_float64(x[:, :, first : first + _ROWS]) for x in (whole_scores, whole_pattern))
+        highest = scores.amax(dim=-1, keepdim=True)
+        expected = (scores - highest).exp_()
+        total = expected.sum(dim=-1, keepdim=True)
+        if sink is not None:
+            total = total + (as_float64(sink)[:, None, None] - highest).exp()
+        expected /= total
+        everywhere = torch.ones_like(pattern[..., 0], dtype=torch.bool)
+        yield probe.compared(run, layer, pattern, expected, by_row(expected, probe.local), everywhere)
+        mass, summed = (x.sum(dim=-1, keepdim=True) for x in (expected, pattern))
+        yield probe.compared(run, layer, summed, mass, by_row(mass, probe.local), everywhere)
+
+
+def hidden_keys(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """The pattern is 0 where a key is hidden."""
+    pattern, seen = probe.at(run, "pattern", layer), probe.block(run, layer).visible
+    # Padding may see itself (XLNet).
+    padding = ~run.real_keys(probe.stack.label)[:, None, None, :] & run.real(probe.stack.label)[:, None, :, None]
+    hidden = ~seen | padding
+    if probe.plan.causal and not probe.plan.within:
+        tokens = pattern.shape[-2]
+        later = torch.ones((tokens, tokens), dtype=torch.bool, device=pattern.device).triu(1)
+        hidden = hidden | nn.functional.pad(later, (0, pattern.shape[-1] - tokens))
+    # A row that sees no key is uniform, as in transformers; it is left out.
+    leaked = pattern.masked_fill(~hidden | ~seen.any(dim=-1, keepdim=True), 0.0)
+    everywhere = torch.ones_like(leaked[..., 0], dtype=torch.bool)
+    # Relative to 1, the sum of a row.
+    allowed = torch.full_like(leaked, sum_rounding(probe.model.dtype))
+    yield probe.compared(run, layer, leaked, torch.zeros_like(leaked), allowed, everywhere)
+
+
+def normed_stream(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """`attn_in` is the input norm of `resid_pre`."""
+    norm = probe.plan.attn_norm
+    stream = run.values[probe.stack.point("resid_pre"), layer]
+    expected = stream if norm is None else probe.plain_module(layer, norm)(stream)
+    yield probe.compared(run, layer, probe.at(run, "attn_in", layer), expected, by_row(expected, probe.local))
+
+
+def crossed_queries(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """Cross-attention's `attn_in` is the middle norm of the decoder's `resid_mid`."""
+    decoder = probe.model.output_stack
+    norm = decoder.architecture.mid_norm
+    assert norm is not None
+    middle = run.values[decoder.point("resid_mid"), layer]
+    expected = plain_module(probe.model, decoder, layer, norm)(middle)
+    yield probe.compared(run, layer, probe.at(run, "attn_in", layer), expected, by_row(expected, probe.local))
+
+
+def crossed_states(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """Keys and values of cross-attention come from the encoder's final stream, normed."""
+    encoder = probe.model.stacks["encoder"]
+    norm = encoder.architecture.final_norm
+    if "encoder" not in run.layers:  # a run of recordings that were encoded before
+        return
+    last = run.values[encoder.point("resid_post"), encoder.layers[-1]]
+    if norm is not None:
+        last = submodule(probe.model.plain.base_model, norm)(last)
+    states = probe.block(run, layer).notes.key_input
+    assert states is not None
+    keep = run.real_keys(probe.stack.label)
+    yield probe.compared(run, layer, states.to(probe.wide), last, by_row(last, probe.local), keep)
+
+
+def projected(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """q, k and v are W times their input, plus b."""
+    steps = steps_rounding(probe.model.dtype)
+    w, notes = probe.stack.weights(layer), probe.block(run, layer).notes
+    inputs = notes.inputs(probe.at(run, "attn_in", layer))
+    parts = zip("qkv", inputs, (w.W_Q, w.W_K, w.W_V), (w.b_Q, w.b_K, w.b_V), strict=True)
+    for name, source, weight, b in parts:
+        W, rounding = weight.to(probe.wide), probe.weighted(source.shape[-1])
+        product = einsum(source, W, "batch position d_in, head d_in d_head -> batch position head d_head")
+        bias = product.new_zeros(()) if b is None else b.to(probe.wide)
+        summed = norm_of(source)[..., None, None] * norm_of(W, 1) + bias.abs()
+        allowed = rounding * summed + steps * (product.abs() + bias.abs())
+        keep = probe.comparable(run, name, layer, product)
+        if name == "v" and probe.plan.v_norm:
+            yield _normed_values(probe, run, layer, product + bias, keep)
+            continue
+        yield probe.compared(run, layer, probe.at(run, name, layer), product + bias, allowed, keep)
+
+
+def _normed_values(probe: Probe, run: ProbeRun, layer: int, value: Tensor, keep: Tensor) -> Compared:
+    """Compares v with the norm, without hooks, of each head's attn_in W_V + b_V."""
+    norm = probe.plain_module(layer, f"{probe.plan.attention}.{probe.plan.v_norm}")
+    by_head = "batch position head d_head"
+    values = rearrange(value.to(probe.model.dtype), f"{by_head} -> {probe.plan.v_norm_axes}")
+    made = norm.forward(values).to(probe.wide)
+    expected = rearrange(made, f"{probe.plan.v_norm_axes} -> {by_head}", head=probe.stack.n_kv_heads)
+    # Even in a float64 model, norms compute in float32.
+    limit = max(probe.local, step_tolerance(torch.float32))
+    return probe.compared(run, layer, probe.at(run, "v", layer), expected, by_row(expected, limit), keep)
+
+
+def latent_values(layout: Expanded, probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """Latents are norms of columns of `attn_in` W + b."""
+    notes = probe.block(run, layer).notes
+    for latent, captured in ((layout.latent, notes.latent), (layout.query_latent, notes.query_latent)):
+        if latent is None:
+            continue
+        assert captured is not None
+        path = f"{probe.plan.attention}."
+        projection = probe.stack.module(layer, path + latent.projection)
+        made, bias = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide), bias_of(projection)
+        made = select(made if bias is None else made + bias.to(probe.wide), latent.columns)
+        # The norm's formula, since calling the module would run a user's hooks.
+        norm = probe.plain_module(layer, path + latent.norm)
+        expected = norm.forward(made.to(probe.model.dtype)).to(probe.wide)
+        # Even in a float64 model, norms of these families compute in float32.
+        limit = max(probe.local, step_tolerance(torch.float32))
+        yield probe.compared(run, layer, captured.to(probe.wide), expected, by_row(expected, limit))
+
 
 _Checks: TypeAlias = dict[str, Callable[[], Check | Statement]]
 

@@ -35,8 +35,8 @@ from ...runs.options import CorpusOptions
 from ...runs.reducer import Reducer
 from ...runs.stream import stream
 from ..limits import MAX_TOKENS
+from .heads import OnTargets
 from .result import Atlas
-from .rows import OnTargets
 
 FEW: Final = 16
 """The number of texts at the beginning of the corpus from which small measurements are taken."""

@@ -16,7 +16,7 @@ from attnmech.methods.joint_embedding.distances import (
     weighted_correlation,
 )
 from attnmech.methods.joint_embedding.formulas import spread_ratio
-from attnmech.methods.joint_embedding.threads import in_threads
+from attnmech.methods.joint_embedding.sums import in_threads
 from attnmech.methods.joint_embedding.token_pairs import Pairs, Tokens, sampled, visible_pairs
 
 

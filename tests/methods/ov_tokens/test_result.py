@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.ov_tokens import formulas
-from attnmech.methods.ov_tokens.circuits import Circuits
 from attnmech.methods.ov_tokens.successors import Steps
+from attnmech.methods.ov_tokens.sums import Circuits
 
 F64: Final = torch.float64
 

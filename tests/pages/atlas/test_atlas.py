@@ -23,7 +23,7 @@ from attnmech.draw.text import percent
 from attnmech.errors import InputError, OutputError
 from attnmech.methods.likeness import overlaps
 from attnmech.pages.atlas import atlas as calls
-from attnmech.pages.atlas.rows import OnTargets
+from attnmech.pages.atlas.heads import OnTargets
 from attnmech.pages.atlas.sections import among_heads, by_distance
 from attnmech.runs import stream
 
