@@ -278,12 +278,6 @@ def test_tokens_of_another_text_and_unknown_heads_are_refused() -> None:
         of_one_layer(magnitude_histograms_chart, MAGNITUDE, side="query", head=2)
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_arrays_of_fewer_heads_are_refused(updates: UpdateNumbers) -> None:
-    with pytest.raises(ValueError, match=r"`target_orientation` must be .* with layer=3, token=7; got"):
-        replace(updates, target_orientation=updates.orientation[:, :2])
-
-
 def test_views_of_wrong_shape_or_range_are_refused(updates: UpdateNumbers) -> None:
     with pytest.raises(ValueError, match=r"`magnitude` must be .* with layer=3, token=6; got"):
         replace(updates, tokens=updates.tokens[:6])

@@ -106,12 +106,6 @@ def test_only_the_number_with_intervals_shows_them(focus: FocusNumbers) -> None:
     assert lines(rank_lines(focus, "self_top"))[0].customdata[0][2] == ""
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_intervals_of_other_layers_are_refused(focus: FocusNumbers) -> None:
-    with pytest.raises(ValueError, match=r"`high` must be .* with layer=4; got"):
-        replace(focus, high={"first_top": focus.first_top[:2]})
-
-
 def test_what_does_not_fit_is_refused(focus: FocusNumbers, values: np.ndarray) -> None:
     with pytest.raises(InputError, match=r"one of the layers \[3, 4, 7, 9, 12\]; got 2"):
         ranks(values, chosen=(2, 0))

@@ -251,23 +251,6 @@ def test_points_fit_together(name: str, dtype: torch.dtype) -> None:
             close(at["resid_post"][real], (at["resid_pre"] + at["attn_out"] + at["mlp_out"])[real], tolerance)
 
 
-@pytest.mark.parametrize("name", sorted(WITH_ONE_STEP))
-def test_the_mlp_of_a_parallel_block_is_told_from_its_attention(name: str) -> None:
-    """Falcon adds the attention to the MLP's output in place: mlp_out must be the MLP's own output."""
-    dtype = DTYPES[name]
-    hooked, acts, model = models.hooked(name, dtype), acts_of(name, dtype, "right"), models.plain(name, dtype)
-    for layer, block in enumerate(models.blocks_of(model)):
-        kept: list[Tensor] = []
-        handle = block.get_submodule("mlp").register_forward_hook(
-            lambda module, args, output, kept=kept: kept.append(output.clone())
-        )
-        with torch.no_grad():
-            model(**padded(name))
-        handle.remove()
-        close(acts["mlp_out", layer][real_of(name)], kept[0][real_of(name)], 2e-5)
-    assert hooked.points["mlp_out"].absent is None
-
-
 # -- gradients -----------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ import torch
 from scipy.stats import binomtest, norm, t
 from torch import Tensor
 
-from attnmech.errors import InputError
 from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, resampled
 
 RUNS = 400
@@ -49,13 +48,6 @@ def test_of_texts_of_one_length_it_is_the_t_interval() -> None:
     for row, column in enumerate(values.numpy()):
         wanted = t.interval(0.9, 7, loc=column.mean(), scale=column.std(ddof=1) / math.sqrt(8))
         assert (float(low[row]), float(high[row])) == pytest.approx(wanted, rel=1e-12)
-
-
-def test_a_level_is_a_share() -> None:
-    means = TextMeans.of_values(torch.randn(2, 6))
-    for wrong in (0.0, 1.0, -0.1, math.nan):
-        with pytest.raises(InputError, match="`level` must be a finite number above 0 and below 1"):
-            means.interval(wrong)
 
 
 # -- all together --------------------------------------------------------------------------------------------

@@ -141,15 +141,6 @@ def test_copies_among_many_texts_are_one_text(model: am.HookedModel) -> None:
     require_same(once, twice)
 
 
-def test_a_text_in_two_shards_is_one_text(model: am.HookedModel) -> None:
-    texts = [*IDS, *IDS[1:], IDS[0]]
-    shards = [am.attention_focus(model, iter(texts), shard=(k, 2)) for k in range(2)]
-    whole, once = am.attention_focus(model, iter(texts)), am.attention_focus(model, iter(IDS))
-    require_same(whole, shards[1].merged(shards[0]))
-    assert all(map(torch.allclose, whole["entropy"].interval(), once["entropy"].interval()))
-    assert "6 texts are copies" in whole.to_frame().attrs["intervals"]
-
-
 def test_strings_and_padded_ids_are_the_texts_that_they_hold(model: am.HookedModel) -> None:
     words = model.encode([TEXT, TEXT])
     padded = {

@@ -11,7 +11,6 @@ from typing import Any
 import models
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import BloomMLP
 
@@ -324,67 +323,6 @@ def test_a_corpus_is_its_documents_together() -> None:
         assert torch.allclose(found[0]["sums"][number], alone["sums"][0], rtol=0, atol=1e-9)
     assert found[2].documents == len(documents) and found[2].truncated == 0 and found[2].tokens == ()
     assert found[2].to_frame().columns.tolist() == in_memory[2].to_frame().columns.tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "stack", "of"),
-    [
-        ("bloom", None, "attentions"),
-        ("bert", None, "attentions"),
-        ("t5", "encoder", "encoder_attentions"),
-        ("t5", "cross", "cross_attentions"),
-        ("t5", "decoder", "decoder_attentions"),
-    ],
-)
-def test_padding_changes_numbers_by_less_than_1e_5(
-    name: str, stack: str | None, of: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums against transformers' patterns of each text alone, with blocks of 16 rows."""
-    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
-    longest = 23 if name == "bert" else 70
-    lengths = [(7 * n) % longest + 1 for n in range(24)]
-    documents = documents_of(name, lengths)
-    hooked = models.hooked(name)
-    (found,) = am.stream(hooked, iter(documents), [Rows(len(documents))], stack=stack)
-    for number, ids in enumerate(documents):
-        given = {"input_ids": ids[None]} | ({"decoder_input_ids": torch.tensor([[0]])} if name == "t5" else {})
-        with torch.no_grad():
-            patterns = models.in_attention(models.plain(name), "eager")(**given, output_attentions=True)[of]
-        rows = 1 if stack in ("cross", "decoder") else len(ids)
-        assert (found["counts"][number] == rows).all()
-        for layer, pattern in enumerate(patterns):
-            means = found["sums"][number, layer] / rows
-            torch.testing.assert_close(means, entropies(pattern[0]) / rows, rtol=0, atol=1e-5)
-
-
-@pytest.mark.core
-@pytest.mark.usefixtures("many_batches")
-def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path) -> None:
-    hooked = models.hooked("gpt2", torch.float64)
-    documents = documents_of("gpt2", LENGTHS)
-    focus, updates = am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()
-    reducers = [Rows(len(documents)), focus, updates]
-
-    def states(results: tuple[Any, ...]) -> list[State]:
-        return [dict(each if isinstance(each, dict) else each.state) for each in results]
-
-    whole = states(am.stream(hooked, iter(documents), reducers))
-    for index in range(3):
-        parts = states(am.stream(hooked, iter(documents), reducers, shard=(index, 3)))
-        for place, state in enumerate(parts):
-            save_file(state, tmp_path / f"{place} {index}")
-    for place, reducer in enumerate(reducers):
-        for order in itertools.permutations(range(3)):
-            parts = [load_file(tmp_path / f"{place} {index}") for index in order]
-            merged = reducer.merge(reducer.merge(parts[0], parts[1]), parts[2])
-            other_way = reducer.merge(parts[0], reducer.merge(parts[1], parts[2]))
-            for name, expected in whole[place].items():
-                for found in (merged[name], other_way[name]):
-                    if name in ("counts", "seen", "samples", "sinks", "rows") or not expected.is_floating_point():
-                        assert torch.equal(found, expected), name
-                    else:
-                        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    assert whole[1]["sums"].shape[-1] == len(documents)
 
 
 def test_nothing_of_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,15 +172,6 @@ def test_blocks_of_rows_change_nothing(by: Any, monkeypatch: pytest.MonkeyPatch)
     assert same(am.examples(model, iter(texts), by=by, k=4), whole)
 
 
-def test_layers_keep_their_own_rows() -> None:
-    model = models.hooked("gpt2", torch.float64)
-    whole, last = am.examples(model, iter(TEXTS), k=2), am.examples(model, iter(TEXTS), k=2, layers=[2])
-    for which in result.KINDS:
-        assert places(last.examples_of(2, 4, which)) == places(whole.examples_of(2, 4, which))
-    with pytest.raises(InputError, match="`layer` must be one of the layers measured"):
-        last.examples_of(0, 4)
-
-
 # -- what a row holds ------------------------------------------------------------------------------------------
 
 
@@ -384,6 +375,8 @@ def test_some_layers_with_the_last() -> None:
     for layer in (0, 2):
         for which in ("strongest", "band"):
             assert some.examples_of(layer, 3, which) == whole.examples_of(layer, 3, which)
+    with pytest.raises(InputError, match="`layer` must be one of the layers measured"):
+        some.examples_of(1, 3)
     with pytest.raises(
         InputError,
         match=r'^by="next_token" needs the last layer, 2, among `layers`, since the factor of the final norm is '

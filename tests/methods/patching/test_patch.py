@@ -146,8 +146,6 @@ def test_positions_are_shown_with_their_tokens() -> None:
     assert list(figure.layout.xaxis.ticktext)[:2] == ["0 the", "1 keys→&amp;"]
     assert "position 1 keys→&amp;" in trace.text[0][1] and "layer 2, " in trace.text[2][1]
     assert repr(found).startswith("PositionEffects(Patching resid_pre at 15 positions on 2 pairs: position ")
-    with pytest.raises(InputError, match=r"`level` must be a finite number above 0 and below 1; got 2.0"):
-        found["recovered"].interval(2.0)
     with pytest.raises(InputError, match="`figure` must be one of effect, recovered"):
         found.plot("share")
 
