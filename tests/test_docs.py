@@ -64,6 +64,13 @@ def test_a_recipe_runs(
     _prints(code, capsys.readouterr().out)
 
 
+def test_the_pictures_of_recipes_are_drawn_by_their_lines() -> None:
+    """`examples/recipe_pictures.py` draws the call in a picture's title."""
+    recipes = [part for path in (DOCS / "recipes").glob("*.md") for part in path.read_text("utf-8").split("\n## ")]
+    pictures = [(call, part) for part in recipes for call in re.findall(r"^!\[.+\]\(\S+ '(.+)'\)$", part, flags=re.M)]
+    assert len(pictures) == 10 and all(call in "\n".join(BLOCK.findall(part)) for call, part in pictures)
+
+
 def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (code,) = BLOCK.findall((DOCS.parent / "README.md").read_text("utf-8"))
