@@ -24,7 +24,7 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the signature has them as written: `attnmech/basics/signatures.py`
+autodoc_typehints = "none"  # the signature has them as written: `attnmech/basics/lazy_names.py`
 default_role = "literal"
 smartquotes_action = "D"  # dashes only: values such as "zero" keep the quotes that code has
 napoleon_numpy_docstring = False

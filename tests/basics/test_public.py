@@ -16,9 +16,9 @@ import transformers
 from test_docstrings import CALLS, FUNCTIONS
 
 import attnmech as am
+from attnmech.basics.lazy_names import readable
 from attnmech.basics.messages import warn_user
 from attnmech.basics.public import public
-from attnmech.basics.signatures import readable
 from attnmech.errors import InputError
 
 

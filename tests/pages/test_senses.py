@@ -21,7 +21,7 @@ from attnmech.basics.nouns import HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.page import Page
 from attnmech.errors import InputError
-from attnmech.pages.senses import sense_section
+from attnmech.pages.report import sense_section
 
 
 @cache

@@ -8,8 +8,9 @@ types together, and is not trivially small.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from importlib.resources import files
 from typing import Final, Self, Unpack
 
 import pandas as pd
@@ -21,8 +22,10 @@ from ...basics.arguments import index_of, whole_number
 from ...basics.nouns import bracketed, counted
 from ...basics.public import public
 from ...draw.chart import Chart
+from ...draw.embed import View
+from ...draw.scripts import of_question
 from ...draw.section import Section
-from ...draw.text import percent, signed
+from ...draw.text import percent, signed, visible_token
 from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
@@ -32,13 +35,105 @@ from ...runs.haystacks import Haystacks
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
-from .atlas import HeadExample, HeadRow, atlas_view
 from .figures import letter_of, types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES
 from .repeated import repeated_sequences
 from .retrieval import HighestKeys, Retrieval
 from .sums import AROUND_KEY, HeadTypeSums
 from .type_scores import TRIVIAL_MASS, ByType, TypeScores
+
+
+@dataclass(frozen=True)
+class HeadExample:
+    """An example row of a head's attention: the tokens up to the query, and the tokens around the key."""
+
+    before: Sequence[str]
+    around: Sequence[str]
+    key_at: int
+    """The index of the key in `around`."""
+    weight: float
+    """The attention that the key receives."""
+    distance: int
+    """Query − key."""
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """A head's row of the table; NaN for numbers that were not measured."""
+
+    layer: int
+    head: int
+    types: Sequence[str]
+    nearest: str
+    """The type that the numbers describe: the first claimed type, or the one nearest to a claim."""
+    score: float
+    baseline: float
+    low: float
+    """The interval of score − baseline."""
+    high: float
+    writes: float
+    copying: float
+    example: HeadExample | None
+
+
+SCRIPT: Final = of_question("head_types", tuple(files(__package__) / name for name in ("atlas.js", "atlas.css")))
+"""The script that draws the table."""
+
+COLUMNS = ("head", "type", "score", "baseline", "above baseline", "writes", "copying", "example")
+"""The columns of the table. The section's text gives the units."""
+
+
+def atlas_view(rows: Sequence[HeadRow]) -> View:
+    """Builds a table that the reader can sort by a click on a column and filter by type.
+
+    >>> view = atlas_view([HeadRow(2, 6, ("induction",), "induction", 0.957, 0.06, 0.8, 1.0, 3.1, 0.99, None)])
+    >>> view.data["rows"][0]["cells"][2:6]
+    ['0.957', '0.060', '+0.80 to +1.00', '+3.1']
+    >>> view.data["types"]
+    ['induction']
+    """
+    types = list(dict.fromkeys(name for row in rows for name in row.types))
+    data = {
+        "columns": COLUMNS,
+        "rows": [_row(row) for row in rows],
+        "types": types,
+        "letters": {name: letter_of(name) for name in sorted({*types, *(row.nearest for row in rows)}) if name},
+    }
+    return View("atlas", "All heads", "", data, (SCRIPT,))
+
+
+def _row(row: HeadRow) -> dict[str, object]:
+    above = "" if math.isnan(row.low) else f"{signed(row.low, '.2f')} to {signed(row.high, '.2f')}"
+    values = (row.layer * 100_000 + row.head, None, row.score, row.baseline, row.low, row.writes, row.copying)
+    return {
+        "name": f"L{row.layer}H{row.head}",
+        "types": list(row.types),
+        "nearest": row.nearest,
+        "cells": [
+            f"L{row.layer}H{row.head}",
+            "",
+            _number(row.score, ".3f"),
+            _number(row.baseline, ".3f"),
+            above,
+            "" if math.isnan(row.writes) else signed(row.writes, ".1f"),
+            _number(row.copying, ".2f"),
+        ],
+        "values": [None if value is None or math.isnan(value) else value for value in values],
+        "example": None if row.example is None else _example(row.example),
+    }
+
+
+def _number(value: float, form: str) -> str:
+    return "" if math.isnan(value) else format(value, form)
+
+
+def _example(example: HeadExample) -> dict[str, object]:
+    return asdict(example) | {
+        "before": [visible_token(token) for token in example.before],
+        "around": [visible_token(token) for token in example.around],
+        "weight": percent(example.weight, 0),
+    }
+
 
 BROAD: Final = 0.8
 """A head without a claim is called broad if the entropy of its rows is at least this share of uniform attention's."""

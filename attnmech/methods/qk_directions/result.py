@@ -33,8 +33,7 @@ from ...results.provenance import Provenance
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
-from .formulas import Directions
-from .sums import CovarianceSums, Reader
+from .sums import CovarianceSums, Directions, Reader
 
 _READ: Final = 1000
 """The number of the texts' most frequent tokens among which the tokens of a direction are chosen."""

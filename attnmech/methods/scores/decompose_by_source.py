@@ -35,7 +35,7 @@ from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import Result
 from .directions import Directions, StreamSplit
-from .pair_figures import pair_map
+from .figures import pair_map
 from .sources import SourceParts, SourceWalk
 
 MAX_BYTES: Final = 2 * 2**30

@@ -14,9 +14,9 @@ from ..attention.in_force import Hook
 from ..attention.observed import RowBlock
 from ..parts.certificate import Check
 from ..parts.gates import NormGate
+from .layer_checks import block_end
 from .output_checks import by_head, with_further
 from .probe import Compared, Probe, by_row, excess_of, norm_of
-from .stream_checks import block_end
 from .texts import SEED
 
 

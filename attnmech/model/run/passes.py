@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 
 from ...batch import Batch
 from ...errors import UnsupportedModelError
-from ..attention.directions import Directions
 from ..attention.in_force import InForce, Pass
-from ..attention.running import Balance
+from ..attention.running import Balance, Directions
 from ..own.module import OwnModule
 from ..parts.packed import packed_projections
 from ..parts.settings import require_own_settings

@@ -24,8 +24,7 @@ from ..stack.points import ModelPoints, has_head, points_of
 from ..stack.skipping import wire_end, wire_part
 from ..stack.stack import Stack
 from ..stack.wire_inputs import wire_projections, wire_qk_norm, wire_v_norm
-from ..stack.wire_outputs import wire_output
-from ..stack.wire_stream import wire_stream
+from ..stack.wire_outputs import wire_output, wire_stream
 from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, take_apart, use_attention
 from .passes import CheckedPasses, call
