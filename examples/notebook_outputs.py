@@ -42,7 +42,7 @@ def store(path: Path, page: Page) -> None:
             output.data = {"image/png": base64.b64encode(picture).decode(), "text/plain": output.data["text/plain"]}
     for cell in notebook.cells:
         cell.metadata.clear()
-    notebook.metadata = {**stored(path.stem).metadata, "attnmech": {"sources": digest(notebook)}}
+    notebook.metadata = {**stored(path.stem).metadata, "attnmech": {"code": digest(notebook)}}
     nbformat.write(notebook, path)
     print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB, {len(outputs)} pictures")
 

@@ -31,8 +31,12 @@ def stored(name: str) -> Any:
 
 
 def digest(notebook: Any) -> str:
-    """A digest of the cells' text, without their outputs."""
-    return hashlib.sha256("\0".join(cell.source for cell in notebook.cells).encode()).hexdigest()[:12]
+    """A digest of the code of the cells."""
+    return _short("\0".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @cache
@@ -41,7 +45,7 @@ def executed(name: str) -> Any:
     folder = os.environ.get("ATTNMECH_EXECUTED")
     if not folder:
         return _run(stored(name))
-    kept = Path(folder) / f"{name}-{digest(stored(name))}.ipynb"
+    kept = Path(folder) / f"{name}-{_short(nbformat.writes(stored(name)))}.ipynb"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         draft = kept.with_suffix(f".{os.getpid()}")
