@@ -60,8 +60,7 @@ from .summaries import (
     summary_of,
     type_rows,
 )
-from .terminal import KEYS, console, print_summary
-from .wording import as_options
+from .terminal import KEYS, as_options, console, print_summary
 
 if TYPE_CHECKING:
     from ..results.result import PagedResult

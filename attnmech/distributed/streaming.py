@@ -29,8 +29,7 @@ from ..runs.progress import Meter
 from ..runs.reducer import Reducer, State
 from ..runs.stream import Streaming
 from ..runs.total import Covered, Journalling, Total, merged_states
-from .poison import divided
-from .pool import Done, Pool, WorkerCall, fetched
+from .pool import Done, Pool, WorkerCall, divided, fetched
 from .worker import Piece
 
 Node: TypeAlias = tuple[int, int]

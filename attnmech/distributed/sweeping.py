@@ -14,8 +14,7 @@ from ..runs.engine import After, Change, Engine
 from ..runs.metrics import Metric
 from ..runs.progress import Steps
 from ..runs.sweep import Measured, Sweeping, measured
-from .poison import divided
-from .pool import Pool, WorkerCall, fetched
+from .pool import Pool, WorkerCall, divided, fetched
 from .streaming import CallerChanges
 from .worker import Piece
 

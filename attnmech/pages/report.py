@@ -13,7 +13,7 @@ from ..basics.messages import capitalised
 from ..basics.nouns import HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
 from ..basics.public import public
 from ..batch import Batch
-from ..demo.about import notes as notes_on_demo
+from ..demo.text import notes as notes_on_demo
 from ..draw.section import Section
 from ..errors import InputError
 from ..methods.joint_embedding.patch_images import data_uri

@@ -29,8 +29,8 @@ from ..methods.updates.result import ResidualUpdates
 from ..model.parts.certificate import Certificate
 from ..runs.effects import HeadEffects
 from . import limits
+from .heads import TextHeads
 from .measures import Measured
-from .text_heads import TextHeads
 from .tokens import TokenPaths
 
 STACK_WORDS: Final = {

@@ -180,16 +180,16 @@ class Sweeps:
                     else:
                         workers.sweep(work, judged.parts, bar)
                 except KeyboardInterrupt:
-                    if not partial or bool(record.after.isnan().all()):
+                    if not partial or bool(record.values["after"].isnan().all()):
                         raise
                     leave(journal)
         if record.left_out:
             left_out = sorted(set(judged.text_of[sorted(record.left_out)].tolist()))
             provenance = replace(provenance, options={**provenance.options, **warn_left_out(left_out)})
-        before, after = judged.by_text(record.before), judged.by_text(record.after)
-        shift = None if record.shift is None else judged.by_text(record.shift, axis=1).nanmean(dim=1)
-        keyless = None if record.keyless is None else judged.by_text(record.keyless)
-        return Swept(before, after, self.texts, provenance, self.tokens, shift, keyless)
+        found = {name: judged.by_text(values, axis=min(1, values.ndim - 1)) for name, values in record.values.items()}
+        if "shift" in found:
+            found["shift"] = found["shift"].nanmean(dim=1)
+        return Swept(documents=self.texts, provenance=provenance, tokens=self.tokens, **found)
 
 
 def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
@@ -250,44 +250,31 @@ class Record:
     """The measurements so far."""
 
     def __init__(self, changes: int, texts: int, shifting: HookedModel | None, *, keyless: bool = False) -> None:
-        self.before = torch.full((texts,), torch.nan, dtype=torch.float64)
-        self.after = torch.full((changes, texts), torch.nan, dtype=torch.float64)
-        self.shift: Tensor | None = None
+        shapes: dict[str, tuple[int, ...]] = {"before": (texts,), "after": (changes, texts)}
         if shifting is not None:
-            heads = len(shifting.output_stack.layers), shifting.output_stack.n_heads
-            self.shift = torch.full((changes, texts, *heads), torch.nan, dtype=torch.float64)
-        self.keyless = torch.full_like(self.after, torch.nan) if keyless else None
+            shapes["shift"] = changes, texts, len(shifting.output_stack.layers), shifting.output_stack.n_heads
+        if keyless:
+            shapes["keyless"] = changes, texts
+        self.values = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
+        """The numbers that `Swept` has, by text; NaN where they are not measured yet."""
         self.written = 0
         self.left_out: set[int] = set()
         """The numbers of the texts on which workers ended."""
 
-    @property
-    def complete(self) -> bool:
-        return not bool(self.after.isnan().any())
-
     def entry(self) -> Entry:
-        tensors = {"before": self.before, "after": self.after}
-        if self.shift is not None:
-            tensors["shift"] = self.shift
-        if self.keyless is not None:
-            tensors["keyless"] = self.keyless
         self.written += 1
-        return Entry(tensors, self.written, "")
+        return Entry(self.values, self.written, "")
 
     def put(self, measurements: "Measured") -> None:
         """Records the measurements under some changes on some texts."""
         documents, rows, after = measurements.documents, torch.tensor(measurements.group), measurements.after
-        self.before[documents] = measurements.before
-        self.after[rows[:, None], documents] = after.metric
-        if self.shift is not None and after.shift is not None:
-            self.shift[rows[:, None], documents] = after.shift
-        if self.keyless is not None and after.keyless is not None:
-            self.keyless[rows[:, None], documents] = after.keyless.double()
+        self.values["before"][documents] = measurements.before
+        for name, values in (("after", after.metric), ("shift", after.shift), ("keyless", after.keyless)):
+            if name in self.values and values is not None:
+                self.values[name][rows[:, None], documents] = values.double()
 
     def restore(self, entry: Entry) -> None:
-        self.before, self.after = entry.tensors["before"], entry.tensors["after"]
-        self.shift, self.keyless = entry.tensors.get("shift"), entry.tensors.get("keyless")
-        self.written = entry.batches
+        self.values, self.written = dict(entry.tensors), entry.batches
 
 
 @dataclass(frozen=True)
@@ -335,7 +322,7 @@ class Sweeping:
 
     def check(self, parts: Sequence[CorpusBatch]) -> None:
         """Measures the first texts of the journal again; raises `JournalError` if the numbers differ."""
-        done = ~self.record.after.isnan()
+        done = ~self.record.values["after"].isnan()
         for part in parts:
             first = next(self.engine.groups(part, self.changes, range(len(self.changes))))
             rows = done[first[0], part.documents].nonzero()[:, 0]
@@ -351,7 +338,8 @@ class Sweeping:
         assert self.journal is not None
         changes = [self.changes[number] for number in group]
         texts, judge = self.engine.texts(batch, documents, changes), self.judge.at(documents)
-        held = self.record.before[documents][None], self.record.after[torch.tensor(group)[:, None], documents]
+        values = self.record.values
+        held = values["before"][documents][None], values["after"][torch.tensor(group)[:, None], documents]
         measured_again = texts.before(judge)[None], texts.after(changes, judge).metric
         names = [
             f"the {judge.name} of text {document} ({_named(change)})"
@@ -368,7 +356,7 @@ class Sweeping:
 
     def missing(self, part: CorpusBatch, bar: Steps) -> list[list[int]]:
         """The changes that have not been measured on these texts yet, in groups that share passes."""
-        missing = self.record.after[:, part.documents].isnan().any(dim=1)
+        missing = self.record.values["after"][:, part.documents].isnan().any(dim=1)
         bar.advance(int((~missing).sum()) * len(part.documents))
         todo = missing.nonzero()[:, 0].tolist()
         return list(self.engine.groups(part, self.changes, todo))

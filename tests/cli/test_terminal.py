@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from attnmech.__main__ import main
 from attnmech.cli import terminal
-from attnmech.cli.wording import as_options
+from attnmech.cli.terminal import as_options
 
 WIDE: Final = pd.DataFrame(
     {

@@ -10,8 +10,7 @@ from language.tokenizer import BOS, EOS, PAD, build_tokenizer, token_ids
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnmech.demo import model_folder
-from attnmech.demo.about import FIRST_WORD
-from attnmech.demo.text import PARAGRAPH
+from attnmech.demo.text import FIRST_WORD, PARAGRAPH
 
 TOKENIZER = PreTrainedTokenizerFast.from_pretrained(model_folder())
 anything = st.text(st.characters(exclude_categories=["Cs"]))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from train import Settings, main, new_model, next_word_loss, train
 from transformers import BloomForCausalLM
 
-from attnmech.demo.about import FIRST_WORD
+from attnmech.demo.text import FIRST_WORD
 
 TOKENIZER = build_tokenizer()
 TINY = Settings(steps=3, layers=1, heads=2, width=16, batch_size=2, length=12, warm_up=1)

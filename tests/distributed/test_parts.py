@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import attnmech as am
 from attnmech.batch import Batch
-from attnmech.distributed.poison import divided
+from attnmech.distributed.pool import divided
 from attnmech.distributed.streaming import Tree
 from attnmech.distributed.worker import Piece
 

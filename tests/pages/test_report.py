@@ -21,8 +21,7 @@ from torch import Tensor
 from unpacking import unpacked
 
 import attnmech as am
-from attnmech.demo.about import ABOUT
-from attnmech.demo.text import PARAGRAPH
+from attnmech.demo.text import ABOUT, PARAGRAPH
 from attnmech.draw.section import TABS
 from attnmech.draw.text import bound, percent
 from attnmech.errors import ExactnessError, InputError

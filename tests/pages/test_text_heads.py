@@ -8,8 +8,7 @@ import torch
 import attnmech as am
 from attnmech.draw.heads import HeadNumber
 from attnmech.pages import limits
-from attnmech.pages.heads import furthest
-from attnmech.pages.text_heads import TextHeads, most_alike
+from attnmech.pages.heads import TextHeads, furthest, most_alike
 
 TEXT = "When Anna and Tom came to the harbour, Tom gave a shell to"
 

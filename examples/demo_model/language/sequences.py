@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from attnmech.demo.about import FIRST_WORD
+from attnmech.demo.text import FIRST_WORD
 
 from . import words
 from .grammar import document

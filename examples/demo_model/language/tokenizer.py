@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from attnmech.demo.about import FIRST_WORD
+from attnmech.demo.text import FIRST_WORD
 
 from . import words
 

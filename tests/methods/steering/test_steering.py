@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.methods.steering.formulas import (
+from attnmech.methods.steering.mean_difference import (
     difference_interval,
     held_out_scores,
     separated_share,
