@@ -3,8 +3,8 @@ from ..methods.ablation.importance import HeadImportance as HeadImportance
 from ..methods.ablation.pairs import PairEffects as PairEffects
 from ..methods.ablation.pruning import PruningCurve as PruningCurve
 from ..methods.ablation.sweep_effects import SweepEffects as SweepEffects
-from ..methods.attribution.confirmation import Confirmation as Confirmation
 from ..methods.attribution.edges import EdgeAttribution as EdgeAttribution
+from ..methods.attribution.estimates import Confirmation as Confirmation
 from ..methods.attribution.result import Attribution as Attribution
 from ..methods.claims.result import HeadClaim as HeadClaim
 from ..methods.claims.set_effects import Discovery as Discovery

@@ -31,9 +31,8 @@ from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .claims import TYPES as CLAIMED
-from .claims import Pair, Shares, claimed, pairs_chart
+from .claims import Pair, Shares, Steps, Successors, claimed, pairs_chart
 from .formulas import OWN, STATISTICS, TOP, Extremes, OwnPlaces, TokenStatistics, extremes_of
-from .successors import Steps, Successors
 from .sums import Circuits, ScaleSums
 
 KINDS: Final = ("raised", "lowered")

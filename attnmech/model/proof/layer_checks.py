@@ -19,9 +19,8 @@ from ..stack.block import PostNormEnd
 from ..stack.ledger import ScoreAudit
 from .output_checks import gate_limit, gate_values, scaled_output, weighted_values, written_by_heads
 from .plain_checks import same_patterns, same_streams
-from .position_checks import alibi_terms, rotary_closed_form, rotated
+from .position_checks import alibi_terms, relative_scores, relative_scores_beyond, rotary_closed_form, rotated
 from .probe import Compared, LayerComparisons, Probe, ProbeRun, Statement, by_row, norm_of, plain_module
-from .relative_checks import relative_scores, relative_scores_beyond
 
 
 def sum_with_attention(probe: Probe) -> Check | Statement:

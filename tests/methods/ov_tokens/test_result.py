@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.ov_tokens import formulas
-from attnmech.methods.ov_tokens.successors import Steps
+from attnmech.methods.ov_tokens.claims import Steps
 from attnmech.methods.ov_tokens.sums import Circuits
 
 F64: Final = torch.float64

@@ -24,7 +24,7 @@ from attnmech.errors import InputError, OutputError
 from attnmech.methods.likeness import overlaps
 from attnmech.pages.atlas import atlas as calls
 from attnmech.pages.atlas.heads import OnTargets
-from attnmech.pages.atlas.sections import among_heads, by_distance
+from attnmech.pages.atlas.result import among_heads, by_distance
 from attnmech.runs import stream
 
 TEXTS = documents(24, seed=3)
