@@ -796,7 +796,7 @@ def test_a_mask_of_another_shape_in_gpt_neo_is_read_as_it_is() -> None:
     plain = wide_gpt_neo(256)
     plain.transformer.h[1].attn.attention.bias[0, 0, 100, 3] = False
     model, ids = am.load(plain), torch.randint(1, plain.config.vocab_size, (1, 120))
-    acts = model.run(ids, points=["pattern"])
+    acts = model.run(ids, points=["pattern", "logits"])
     assert model.certificate.ok
     assert acts["pattern", 1][0, :, 100, 3].tolist() == [0.0] * model.n_heads
     assert bool((acts["pattern", 1][0, :, 100, 2] > 0).all())
