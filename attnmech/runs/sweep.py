@@ -186,10 +186,12 @@ class Sweeps:
         if record.left_out:
             left_out = sorted(set(judged.text_of[sorted(record.left_out)].tolist()))
             provenance = replace(provenance, options={**provenance.options, **warn_left_out(left_out)})
-        found = {name: judged.by_text(values, axis=min(1, values.ndim - 1)) for name, values in record.values.items()}
-        if "shift" in found:
-            found["shift"] = found["shift"].nanmean(dim=1)
-        return Swept(documents=self.texts, provenance=provenance, tokens=self.tokens, **found)
+        of_texts = {
+            name: judged.by_text(values, axis=min(1, values.ndim - 1)) for name, values in record.values.items()
+        }
+        if "shift" in of_texts:
+            of_texts["shift"] = of_texts["shift"].nanmean(dim=1)
+        return Swept(documents=self.texts, provenance=provenance, tokens=self.tokens, **of_texts)
 
 
 def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
