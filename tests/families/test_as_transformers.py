@@ -86,10 +86,10 @@ SIDES: Final = dict(zip(NAMES, cycle(("right", "left", ""))))
 NO_STREAM: Final = ("minimax", "gemma4_text", "gemma3n_text", *UNNUMBERED)
 """Their blocks combine attention and stream differently, so that the stream's points are absent."""
 THROUGH: Final = (
-    "gpt_neo", *WRITTEN[3:-1], "big_bird", "big_bird, decoder", "bloom", "bloom, both ways", "mvp", "led",
+    *WRITTEN[3:-1], "big_bird", "big_bird, decoder", "bloom", "bloom, both ways", "mvp", "led",
     *(name for name in models.NEW if name.startswith(("bloom", "falcon", "mpt"))),
 )  # fmt: skip
-"""Types whose products are postponed by `through_attend` itself; ALBERT and Bailing call the interface."""
+"""Types whose products are postponed; CodeGen and GPT-Neo are in the table, ALBERT and Bailing call the interface."""
 IN_THREE: Final = (*CROSSED, *models.CROSSED, "t5", "mvp", "led", "whisper")
 BOTH_WAYS: Final = (
     *(name for name in models.NEW if "berta" in name), "bert", *ENCODERS, *WRITTEN[2:9], *BACKWARDS,

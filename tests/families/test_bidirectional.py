@@ -27,8 +27,7 @@ def _both_ways(kind: str, attention: str = "sdpa") -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "attention", "causal"),
-    [("gemma", "sdpa", False), ("paligemma", "sdpa", False), ("gemma", "eager", True), ("gemma2", "eager", True)],
+    ("kind", "attention", "causal"), [("gemma", "sdpa", False), ("paligemma", "sdpa", False), ("gemma", "eager", True)]
 )
 def test_a_text_is_read_as_transformers_reads_it_alone(kind: str, attention: str, causal: bool) -> None:
     """Without padding, sdpa is given no mask and attends in both directions; with padding, its mask is causal."""

@@ -43,6 +43,7 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "DeBERTa's heads": (lambda: models.deberta(talking_head=True), "talking_head=True"),
     "DeBERTa's embedding": (lambda: models.deberta(embedding_size=9), "embedding_size"),
     "DeBERTa's positions": (lambda: models.deberta(pos_att_type=["p2p"]), "p2p"),
+    "Gemma 2": (lambda: models.gemma2(use_bidirectional_attention=True), "use_bidirectional_attention"),
     "BLOOM": (
         lambda: transformers.BloomForCausalLM(
             transformers.BloomConfig(

@@ -243,7 +243,7 @@ def _divided(name: str, scores: Any, by: Any, *_: Any, **options: Any) -> Any:
 
 def _scaled(scores: Postponed, number: float) -> Postponed | None:
     made = scores._made
-    if made.seen or (made.rules and number <= 0):
+    if made.seen or made.rules:
         return None
     return _like(scores, factor=made.factor * number, added=tuple(number * term for term in made.added))
 
@@ -368,8 +368,6 @@ class _Postponing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "to" and args[1:] == (torch.float32,) and args[0].ndim == 4:
-            return args[0]  # queries and keys: `attend` computes in float32 at least, in float64 for GPT-J in float64
         if name in _PRODUCTS and not kwargs and _are_by_head(*args):
             return Postponed.of(
                 Product(args[0], args[1], self._taker), args[0], (*args[0].shape[:-1], args[1].shape[-1])

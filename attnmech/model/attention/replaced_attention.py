@@ -1,4 +1,4 @@
-"""The base of attention modules that replace those of transformers, and attention of GPT-J and CodeGen.
+"""Replaces those attention modules of transformers that have their own attention code.
 
 Each replacement uses the projections of the original module and the tensors that the model passes to it, and leaves
 scores, softmax and weighted sum to `attend`.
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ..parts.modules import stream_of
-from ..parts.position import PAIRS
-from ..parts.weights import Columns, Layout
-from .attend import Site
-from .postponed import through_attend
+from ...errors import UnsupportedModelError
+from ..parts.mask import MaskRule
+from ..parts.position import rotate_pairs
+from ..parts.weights import Columns, Layout, Separate
+from .attend import Site, attend
 
 _BY_HEAD = "batch position head d_head -> batch head position d_head"
 
@@ -47,24 +47,40 @@ class StandIn(nn.Module):
         return merged
 
 
-def with_tables(module: nn.Module) -> nn.Module:
-    """Makes an attention of GPT-J or CodeGen use `attend`, and notes its rotary tables in each pass; returns it."""
-    through_attend(module)
-    forward = module.forward
+class GPTJAttention(StandIn):
+    """GPT-J: rotary on pairs of neighbouring dimensions, in the first `rotary_dim` dimensions of each head."""
 
-    def noting(*args: Any, **kwargs: Any) -> Any:
+    layout: Layout = Separate("q_proj", "k_proj", "v_proj")
+    out_name = "out_proj"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.heads = int(original.num_attention_heads)  # type: ignore[arg-type]
+        self.scale = float(original.head_dim) ** -0.5  # type: ignore[arg-type]
         # Up to transformers 5.23, each layer has the tables; later, the model passes their rows.
-        tables = kwargs.get("position_embeddings")
-        if tables is None:
-            assert isinstance(module.embed_positions, Tensor)
-            tables = module.embed_positions[kwargs["position_ids"]].to(stream_of(args, kwargs)).chunk(2, dim=-1)
-        sin, cos = map(PAIRS.spread, tables)
-        site: Any = module.attnmech_site
-        site.in_force.note(rotary=(cos, sin))
-        return forward(*args, **kwargs)
+        self.register_buffer("embed_positions", getattr(original, "embed_positions", None), persistent=False)
 
-    module.forward = noting
-    return module
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: MaskRule,
+        position_ids: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: returns attn_raw, and no weights."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        if position_embeddings is None:
+            assert isinstance(self.embed_positions, Tensor)
+            sin, cos = self.embed_positions[position_ids].to(q).chunk(2, dim=-1)
+        else:
+            sin, cos = position_embeddings
+        tables = tuple(table.repeat_interleave(2, dim=-1) for table in (cos, sin))
+        self.attnmech_site.in_force.note(rotary=tables)
+        cos, sin = (table[:, None] for table in tables)
+        q, k = rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
+        z = attend(q, k, v, scale=self.scale, position=None, mask=attention_mask, site=self.attnmech_site)
+        return self.merge(z), None
 
 
 def codegen_layout(heads: int, d_head: int) -> Columns:
@@ -72,3 +88,41 @@ def codegen_layout(heads: int, d_head: int) -> Columns:
     parts = torch.arange(3 * heads * d_head).view(4, 3, -1)
     q, v, k = (tuple(parts[:, kind].flatten().tolist()) for kind in range(3))
     return Columns(("qkv_proj",) * 3, (q, k, v))
+
+
+class CodeGenAttention(GPTJAttention):
+    """CodeGen: GPT-J's attention, with one projection for q, k and v."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.layout = codegen_layout(self.heads, int(original.head_dim))  # type: ignore[arg-type]
+
+
+class GPTNeoAttention(StandIn):
+    """GPT-Neo: unscaled products; local layers see only the last tokens."""
+
+    layout = Separate("q_proj", "k_proj", "v_proj")
+    out_name = "out_proj"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        assert isinstance(original.bias, torch.Tensor)
+        self.window = _window_of(original.bias[0, 0])
+
+    def forward(self, hidden_states: Tensor, attention_mask: MaskRule, **_: Any) -> tuple[Tensor, None]:
+        """transformers' signature: returns attn_raw, and no weights."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        mask = attention_mask if self.window is None else attention_mask.within(self.window)
+        z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
+        return self.merge(z), None
+
+
+def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
+    """The number of keys, up to and including its own, that each query sees by the module's mask; None for all."""
+    window = int(seen[-1].sum())
+    if not torch.equal(seen, torch.ones_like(seen).tril().triu(1 - window)):
+        raise UnsupportedModelError(
+            f"expected an attention mask of the last {window} tokens of each query, as GPT-Neo builds it; this model "
+            "keeps another one in `attention.bias`, which attnmech cannot read."
+        )
+    return window if window < len(seen) else None

@@ -15,7 +15,7 @@ from ...errors import UnsupportedModelError
 from ..attention.disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
 from ..attention.local_global import LongformerAttention, with_halves, with_halves_in_encoder
 from ..attention.postponed import through_attend
-from ..attention.replaced_attention import codegen_layout, with_tables
+from ..attention.replaced_attention import CodeGenAttention, GPTJAttention, GPTNeoAttention, codegen_layout
 from ..attention.two_stream import XLNetAttention, XLNetCore
 from ..parts.gates import HalfOfRow
 from ..parts.position import HALVES, PAIRS, Alibi, alibi_slopes_mpt
@@ -121,20 +121,56 @@ def _gptj(config: Config) -> Architecture:
         blocks="h",
         final_norm="ln_f",
         attention="attn",
-        qkv=Separate("q_proj", "k_proj", "v_proj"),
+        qkv=GPTJAttention.layout,
         out="attn.out_proj",
         attn_norm="ln_1",
         mid_norm=None,
         mlp_out="mlp",
         rotary=replace(PAIRS, share=(config.rotary_dim or d_head) / d_head, theta=10_000.0),
-        replacement=with_tables,
+        replacement=GPTJAttention,
         position_limit=config.n_positions,
     )
 
 
 def _codegen(config: Config) -> Architecture:
-    layout = codegen_layout(config.n_head, config.n_embd // config.n_head)
-    return replace(_gptj(config), name="CodeGen", qkv=layout)
+    d_head = config.n_embd // config.n_head
+    return replace(
+        _gptj(config),
+        name="CodeGen",
+        qkv=codegen_layout(config.n_head, d_head),
+        replacement=CodeGenAttention,
+    )
+
+
+def _gpt_neo(config: Config) -> Architecture:
+    return Architecture(
+        name="GPT-Neo",
+        blocks="h",
+        final_norm="ln_f",
+        attention="attn.attention",
+        qkv=GPTNeoAttention.layout,
+        out="attn.attention.out_proj",
+        attn_norm="ln_1",
+        mid_norm="ln_2",
+        mlp_out="mlp",
+        replacement=GPTNeoAttention,
+        position_limit=config.max_position_embeddings,
+    )
+
+
+def _gpt_neox(config: Config) -> Architecture:
+    return Architecture(
+        name="GPT-NeoX",
+        blocks="layers",
+        final_norm="final_layer_norm",
+        attention="attention",
+        qkv=Fused("query_key_value", "head qkv d_head"),
+        out="attention.dense",
+        attn_norm="input_layernorm",
+        mid_norm=None if config.use_parallel_residual else "post_attention_layernorm",
+        mlp_out="mlp",
+        rotary=replace(HALVES, share=config.rope_parameters.get("partial_rotary_factor", 1.0)),
+    )
 
 
 def _opt(config: Config) -> Architecture:
@@ -173,6 +209,25 @@ def _llama(config: Config, name: str = "Llama") -> Architecture:
         mid_norm="post_attention_layernorm",
         mlp_out="mlp",
         rotary=HALVES,
+    )
+
+
+def _qwen3(config: Config) -> Architecture:
+    return replace(_llama(config, "Qwen3"), qk_norm=("q_norm", "k_norm"))
+
+
+def _gemma2(config: Config) -> Architecture:
+    if getattr(config, "use_bidirectional_attention", False):
+        _refuse("use_bidirectional_attention=True")
+    return replace(
+        _llama(config, "Gemma 2"),
+        attn_out="post_attention_layernorm",
+        mid_norm="pre_feedforward_layernorm",
+        mlp_out="post_feedforward_layernorm",
+        norm_offset=1.0,
+        logit_softcap=config.final_logit_softcapping,
+        embed_scale=config.hidden_size**0.5,
+        trusted="eager",  # sdpa would leave out the soft cap
     )
 
 
@@ -398,7 +453,10 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "deberta": _deberta,
     "deberta-v2": _deberta_v2,
     "falcon": _falcon,
+    "gemma2": _gemma2,
     "gpt2": _gpt2,
+    "gpt_neo": _gpt_neo,
+    "gpt_neox": _gpt_neox,
     "gptj": _gptj,
     "led": _led,
     "llama": _llama,
@@ -407,6 +465,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "mpt": _mpt,
     "opt": _opt,
     "qwen2": partial(_llama, name="Qwen2"),
+    "qwen3": _qwen3,
     "mt5": _t5,
     "mvp": _mvp,
     "roberta": _roberta,
