@@ -18,8 +18,8 @@ from rich.progress import track
 from torch import Tensor
 
 import attnmech as am
+from attnmech.methods.claims.p_values import added_by_each, least_p, rank_p, strength
 from attnmech.methods.claims.set_effects import Measuring, Removal
-from attnmech.methods.claims.set_test import added_by_each, least_p, rank_p, strength
 from attnmech.methods.claims.tasks import group_means
 
 ALPHAS = (0.01, 0.05, 0.1)

@@ -29,9 +29,9 @@ from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import checked_seed
 from ...runs.journal import kept
 from ...runs.options import RunOptions
+from .p_values import SetTest, named
 from .section import about_each, about_matched, about_other, about_restored, about_set, about_too_few, quantity_of
 from .set_effects import Discovery, Measuring, Removal, general_effects, measured_sets, other_task
-from .set_test import SetTest, named
 from .shapes import FEWEST, HeadSet, same_shape
 from .tasks import TaskLike, require_apart, require_one_group_a_prompt, task_of
 
@@ -74,7 +74,7 @@ def confirm_heads(
     `effect` is the metric after minus before, averaged over groups, with its t interval over groups. The null
     distribution comprises *all* sets of the same shape (the same number of heads in each of the same layers), including
     the tested set. `p` is the share of sets that are at least as strong, by their effect studentised over groups
-    (`attnmech.methods.claims.set_test.strength`). No p-value is below `least_p`, 1 / number of sets. If there are fewer
+    (`attnmech.methods.claims.p_values.strength`). No p-value is below `least_p`, 1 / number of sets. If there are fewer
     than 20 sets, sets from other layers are added (`wider`); if there are more than `sets`, a sample is drawn with
     `seed`.
 

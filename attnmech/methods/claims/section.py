@@ -8,8 +8,8 @@ import torch
 from ...draw.text import with_minus_signs
 from ...maths.intervals import TextMeans
 from ...results.sentences import interval_of
+from .p_values import ALPHA, SetTest, named
 from .set_effects import OtherTask
-from .set_test import ALPHA, SetTest, named
 from .shapes import FEWEST
 from .tasks import group_means
 

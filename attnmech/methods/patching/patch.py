@@ -75,8 +75,9 @@ class Patched(Effects):
         return self.STATISTICS[name] if name == "recovered" else super()._statistic(name)
 
     def _label_of(self, name: str) -> str:
-        label = f"recovered share<br>of the {self.metric.replace('_', ' ')}"
-        return label if name == "recovered" else super()._label_of(name)
+        if name != "recovered":
+            return super()._label_of(name)
+        return f"recovered share<br>of the {self.metric.replace('_', ' ')}"
 
     @property
     def not_recoverable(self) -> str | None:

@@ -238,8 +238,7 @@ class BlockReader:
             for form in FORMS:
                 width = form.width(cos.shape[-1])
                 for first in dict.fromkeys((0, d_head - width)) if width <= d_head and width % 2 == 0 else ():
-                    share = self._factors.rotated(width, d_head) / d_head
-                    rotary = replace(form, share=share, first=first, tables=path)
+                    rotary = replace(form, share=width / d_head, first=first, tables=path)
                     scale = 1.0 if first else float(cos[0, 0, 0, 0])
                     apart = max(distance(rotary(before, cos, sin), scale * after) for before, after in pairs)
                     fits.append((apart, rotary, scale))

@@ -13,20 +13,13 @@ class Factors:
             for name, value in config.to_dict().items()
             if isinstance(value, int | float) and not isinstance(value, bool) and value
         }
-        rope = getattr(config, "rope_parameters", None) or {}
-        self.has_rotary = bool(rope)
+        self.has_rotary = bool(getattr(config, "rope_parameters", None))
         """Whether the config gives the base of rotary angles."""
-        self._rotated = float(rope.get("partial_rotary_factor") or 0)
         self._known, layers = [1.0], self.numbers.get("num_hidden_layers", 1.0)
         for value in self.numbers.values():
             self._known += [value, 1 / value]
             if value > 0:
                 self._known += [value**0.5, value**-0.5, value * layers**-0.5]
-
-    def rotated(self, width: int, d_head: int) -> int:
-        """The number of dimensions that tables of this width rotate: the config's, if it is odd and they round it."""
-        dimensions = int(self._rotated * d_head)
-        return dimensions if dimensions == width - 1 else width
 
     def knows(self, factor: float) -> bool:
         """Whether a factor is a number of the config, or simply derived from one."""
