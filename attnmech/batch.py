@@ -44,6 +44,9 @@ class Batch:
     """The decoder's input in an encoder-decoder model."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs to the model, such as token types, or the pixel values of images."""
+    senses: tuple[Mapping[str, Tensor], ...] = ()
+    """For each text, the pictures and sounds among its tokens, as the model takes them for this text alone
+    (`pixel_values`, `image_grid_thw`); empty if no text has any."""
     answers: Shaped[Tensor, "*shape"] | None = None
     """For each text, the token that should follow it, if a metric has answers; `against` holds the tokens to compare it
     with. For the user's own module, the right answer to each input, in any shape."""
@@ -67,6 +70,7 @@ class Batch:
             mask=self.mask.to(device),
             target=None if self.target is None else self.target.on(device),
             extra={name: value.to(device) for name, value in self.extra.items()},
+            senses=tuple({name: value.to(device) for name, value in own.items()} for own in self.senses),
         )
 
     @property
@@ -75,9 +79,13 @@ class Batch:
         names = ("ids", "mask", "answers", "against")
         own = {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
         copies: dict[str, Any] = {name: value.clone() for name, value in own.items() if value.is_inference()}
-        extra = {name: value.clone() if value.is_inference() else value for name, value in self.extra.items()}
+
+        def copied(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: value.clone() if value.is_inference() else value for name, value in inputs.items()}
+
         target = None if self.target is None else self.target.differentiable
-        return replace(self, **copies, extra=extra, target=target)
+        senses = tuple(map(copied, self.senses))
+        return replace(self, **copies, extra=copied(self.extra), senses=senses, target=target)
 
     def queries(self, stack: str = "") -> "Batch":
         """The batch whose tokens are the queries of one of the model's stacks."""
@@ -112,6 +120,7 @@ class Batch:
 
     def part(self, start: int, length: int) -> "Batch":
         """`length` tokens of every text from `start` on, preceded by the first token if the tokenizer added it."""
+        self.require_text_alone("cut")
         first = 1 if self.bos and start > 0 else 0
         start = max(start, first)
         positions = [*range(first), *range(start, min(start + length - first, self.ids.shape[1]))]
@@ -138,6 +147,7 @@ class Batch:
             pieces=self.pieces and tuple(self.pieces[row] for row in chosen.tolist()),
             target=None if self.target is None else self.target.texts(chosen),
             extra=extra,
+            senses=tuple(self.senses[row] for row in chosen.tolist()) if self.senses else (),
         )
 
     def alone(self, text: int) -> "Batch":
@@ -158,6 +168,17 @@ class Batch:
                 },
             )
         return one if one.target is None else replace(one, target=one.target.alone(0))
+
+    @property
+    def sensed(self) -> dict[str, Tensor]:
+        """The pictures and sounds of all texts, one after the other; further axes are filled with zeros."""
+        names = dict.fromkeys(name for own in self.senses for name in own)
+        return {name: _stacked([own[name] for own in self.senses if name in own]) for name in names}
+
+    def require_text_alone(self, what: str) -> None:
+        """Raises `InputError` if the texts hold pictures or sounds; `what` is what cannot be done with them."""
+        if self.senses:
+            raise InputError(f"texts with {', '.join(self.sensed)} cannot be {what}; give the text alone.")
 
     @property
     def lengths(self) -> Int[Tensor, " batch"]:
@@ -225,6 +246,8 @@ class Batch:
                 if name == "position_ids" and bool((own[real].diff() == 1).all()):
                     continue  # as without them, where padding moves no position
                 digest.update(name.encode() + bytes_of(own[real] if own.shape[:1] == real.shape else own))
+            for name, value in sorted(here.senses[row].items()) if here.senses else ():
+                digest.update(f"{name} {tuple(value.shape)}".encode() + bytes_of(value))
             if here.target is not None:
                 digest.update(bytes_of(here.target.ids[row][here.target.mask[row]]))
             digests.append(int.from_bytes(digest.digest()[:8], signed=True))
@@ -234,6 +257,17 @@ class Batch:
     def padded(self) -> bool:
         """Whether any position is padding."""
         return not bool(self.mask.all())
+
+
+def _stacked(values: Sequence[Tensor]) -> Tensor:
+    """Tensors joined along their first axis, each with zeros after its entries along the others."""
+    largest = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
+    joined = values[0].new_zeros(sum(map(len, values)), *largest)
+    end = 0
+    for value in values:
+        joined[(slice(end, end + len(value)), *(slice(size) for size in value.shape[1:]))] = value
+        end += len(value)
+    return joined
 
 
 def bytes_of(value: Tensor) -> bytes:

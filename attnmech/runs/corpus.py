@@ -394,4 +394,4 @@ def _is_text_alone(batch: Batch, decoder_start: int | None) -> bool:
     padding_first = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
     target = batch.target
     usual = target is None or torch.equal(target.ids, torch.full_like(batch.ids[:, :1], decoder_start or 0))
-    return usual and not padding_first and not batch.extra
+    return usual and not padding_first and not batch.extra and not batch.senses

@@ -29,6 +29,7 @@ from ..parts.settings import require_own_settings
 from ..parts.weights import check_finite, check_real
 from ..proof.certify import check_runs, prove
 from ..proof.depth import FULL, SHORT
+from ..proof.merged import MergedProof
 from ..proof.probe import Passes
 from ..run.hooked import HookedModel
 from ..structure.architecture import Architecture
@@ -200,6 +201,7 @@ def load(
         processor=processor,
     )
     model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
+    model.prove_merged = MergedProof()
     passes = Passes(model, depth)
     check_runs(passes)
     if split is not None:

@@ -21,6 +21,7 @@ from ..inputs.encoder import Encoder
 from ..own.module import OwnModule
 from ..parts.certificate import Certificate
 from ..parts.packed import packed_projections
+from ..proof.merged import MergedProof
 from ..run.hooked import HookedModel
 from ..structure.architecture import Architecture
 from ..structure.copies import has_own_hooks
@@ -118,7 +119,7 @@ class Blueprint:
             original, self.plans, self.tokenizer, name=self.name, source=self.source, is_demo=self.files == "",
             bos=self.bos,
         )  # fmt: skip
-        model.files, model.certificate = self.files, self.certificate
+        model.files, model.certificate, model.prove_merged = self.files, self.certificate, MergedProof()
         return model
 
     def _cannot_be_built(self, why: str) -> UnsupportedModelError:

@@ -15,8 +15,9 @@ from ..attention.in_force import InForce
 from ..attention.local_global import GLOBAL_MASK, globals_by_default
 from ..parts.modules import first_tensor
 from ..structure.architecture import Architecture
-from ..structure.text_part import placeholders_of, text_ids, text_modules, text_setting
+from ..structure.text_part import merged_into, placeholders_of, text_ids, text_modules, text_setting
 from .encoder import Encoder
+from .merged import taken_besides
 
 _TRIED: Final = 3
 """The length of the text on which the numbering of positions is tested."""
@@ -37,14 +38,27 @@ def wire_embeddings(
 
     Gradients start at the token embedding, which is the point `embed` if `is_point`.
     """
-    _wire_tokens(model, in_force, is_point=is_point, batch_first=plans[0].batch_first)
+    merged = merged_into(model.base_model, plans[0].blocks) if len(plans) == 1 else None
+    _wire_tokens(model, merged, in_force, is_point=is_point, batch_first=plans[0].batch_first)
     return _wire_further(model, plans, in_force, d_model)
 
 
-def _wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, batch_first: bool) -> None:
+def _wire_tokens(
+    model: PreTrainedModel, merged: nn.Module | None, in_force: InForce, *, is_point: bool, batch_first: bool
+) -> None:
+    """Wires the embedding of tokens; with pictures or sounds, where they have been `merged` with it."""
     weight = token_embedding(model)
 
+    def entering(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        embedded = kwargs.get("inputs_embeds")
+        if embedded is None or not in_force.under_way.batch.senses:
+            return None
+        return args, {**kwargs, "inputs_embeds": visited_at(embedded)}
+
     def visiting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output if in_force.under_way.batch.senses else visited_at(output)
+
+    def visited_at(output: Tensor) -> Tensor:
         if in_force.under_way.gradients and not output.requires_grad:
             output = output.detach().requires_grad_()
         if not is_point:
@@ -56,6 +70,8 @@ def _wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, b
     for part in model.modules():
         if isinstance(part, nn.Embedding) and part.weight is weight:
             part.register_forward_hook(visiting)
+    if merged is not None:
+        merged.register_forward_pre_hook(entering, with_kwargs=True)
 
 
 def _wire_further(
@@ -125,6 +141,8 @@ def token_encoder(
     return Encoder(
         tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position),
         placeholders_of(model.config, tokenizer, taken) if of_text else {}, cache(ignores_zeros),
+        besides_text=taken_besides(taken) if of_text and merged_into(model.base_model, plan.blocks) else frozenset(),
+        dtype=token_embedding(model).dtype,
     )  # fmt: skip
 
 

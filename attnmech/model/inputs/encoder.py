@@ -21,6 +21,7 @@ from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
 from ..parts.pieces import Tokenized, piece_of_text, read_piece, special_ids, texts_of_pieces, unknown_id, unknown_texts
 from ..structure.text_part import sense_of
+from .merged import Merged, holds_more, joined, numbers_of
 from .processors import Picture, Recording
 
 Ids: TypeAlias = Tensor | np.ndarray
@@ -69,6 +70,8 @@ class Encoder:
         first_position: Callable[[], int | None] = lambda: None,
         placeholders: Mapping[int, str] = MappingProxyType({}),
         ignores_zeros: Callable[[str], bool] = lambda name: False,
+        besides_text: frozenset[str] = frozenset(),
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -86,6 +89,8 @@ class Encoder:
         """The number from which the model counts positions by default; None if it does not simply count them."""
         self.placeholders = placeholders
         """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
+        self.besides_text, self._dtype = besides_text, dtype
+        """The inputs of pictures and sounds that the model takes among its tokens, and their precision."""
         self._ignores_zeros = ignores_zeros
         """Whether zeros as a further input of the model, by its name, change nothing."""
         self.unknown = unknown_id(tokenizer)
@@ -111,12 +116,14 @@ class Encoder:
         if isinstance(inputs, str):
             return self.padded(self.tokenize([inputs], bos))
         if isinstance(inputs, Mapping):
-            return self._mapping(inputs)
+            return self._merged([inputs]) if self._reads_more(inputs) else self._mapping(inputs)
         if isinstance(inputs, Ids):
-            return self._ids(_tensor("token ids", inputs), None, {})
+            return self._ids(numbers_of("token ids", inputs), None, {})
         entries: Any = inputs
         if is_list_of(entries, str):
             return self.padded(self.tokenize(list(entries), bos))
+        if is_list_of(entries, Mapping) and any(map(self._reads_more, entries)):
+            return self._merged(entries)
         if is_list_of(entries, Ids):
             rows = [row for number, ids in enumerate(entries) for row in _rows(number, ids)]
             return self.padded([Tokenized(row) for row in rows])
@@ -274,11 +281,31 @@ class Encoder:
 
     def padded(self, rows: Sequence[Tokenized]) -> Batch:
         """One batch from the tokens of texts, padded on the right."""
-        of_tokenizer = () if self.tokenizer is None else (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
-        pad = next((token for token in of_tokenizer if token is not None), 0)
-        ids = pad_sequence([row.ids for row in rows], batch_first=True, padding_value=pad)
+        ids = pad_sequence([row.ids for row in rows], batch_first=True, padding_value=self._pad)
         mask = torch.arange(ids.shape[1]) < torch.tensor([len(row.ids) for row in rows])[:, None]
         return self._ids(ids, mask, {}, unknown=[row.unknown for row in rows])
+
+    def _reads_more(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether inputs hold pictures or sounds, and the model takes them among its tokens."""
+        return bool(self.besides_text) and holds_more(inputs)
+
+    def _merged(self, inputs: Sequence[Mapping[str, Any]]) -> Batch:
+        """One batch from mappings of model inputs, one for each text, of which some hold pictures or sounds."""
+        texts = [Merged.of(one, self.besides_text, self._dtype) for one in inputs]
+        for text in texts:
+            if not text.senses:
+                self._require_text(text.ids)
+        ids, mask, extra = joined(texts, self._pad)
+        return replace(
+            self._tokens(ids, mask),
+            extra={name: value.to(self.device) for name, value in extra.items()},
+            senses=tuple({name: value.to(self.device) for name, value in text.senses.items()} for text in texts),
+        )
+
+    @property
+    def _pad(self) -> int:
+        of_tokenizer = () if self.tokenizer is None else (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((int(token) for token in of_tokenizer if token is not None), 0)
 
     @property
     def _bos_ids(self) -> list[int]:
@@ -304,7 +331,7 @@ class Encoder:
             raise InputError(_without_ids(inputs))
         mask = rest.pop("attention_mask", None)
         target = self._given_target(rest)
-        ids = _tensor("input_ids", ids)
+        ids = numbers_of("input_ids", ids)
         further = {name: value for name, value in rest.items() if name in self.further}
         unknown = sorted(
             str(name) for name in rest.keys() - further.keys() if not self._is_unused(name, rest[name], ids)
@@ -329,7 +356,7 @@ class Encoder:
     def _is_unused(self, name: str, value: Any, ids: Tensor) -> bool:
         """Whether a further input is a zero for each token that changes nothing, as tokenizers return them."""
         try:
-            numbers = torch.as_tensor(value)
+            numbers = torch.asnumbers_of(value)
         except (TypeError, ValueError, RuntimeError):
             return False
         return numbers.shape == ids.shape and not bool(numbers.any()) and self._ignores_zeros(name)
@@ -351,7 +378,7 @@ class Encoder:
         """The decoder's inputs, removed from a mapping; None if it has none."""
         if self.decoder_start is None or "decoder_input_ids" not in inputs:
             return None
-        ids = _tensor("decoder_input_ids", inputs.pop("decoder_input_ids"))
+        ids = numbers_of("decoder_input_ids", inputs.pop("decoder_input_ids"))
         return self._tokens(ids, inputs.pop("decoder_attention_mask", None))
 
     def _started(self, target: Batch | None, count: int) -> Batch:
@@ -369,7 +396,7 @@ class Encoder:
         """Checks positions or token types: they must be whole numbers of the shape of the ids, within the range of
         their table.
         """
-        numbers, limit = _tensor(name, value), self.further[name]
+        numbers, limit = numbers_of(name, value), self.further[name]
         if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.shape[-1:] != ids.shape[-1:]:
             raise InputError(
                 f"{name} must be whole numbers of the shape of the token ids, {tuple(ids.shape)}; got {numbers.dtype} "
@@ -391,6 +418,7 @@ class Encoder:
         unknown: Sequence[Sequence[str]] | None = None,
     ) -> Batch:
         batch = self._tokens(ids, mask, unknown)
+        self._require_text(batch.ids[batch.mask].cpu())
         if self.decoder_start is not None:
             target = self._started(target, len(batch.ids))
         if self.global_tokens is not None and GLOBAL_MASK not in extra:
@@ -411,7 +439,7 @@ class Encoder:
         if mask is None:
             mask = torch.ones_like(ids, dtype=torch.bool)
         else:
-            mask = _tensor("attention_mask", mask).cpu()
+            mask = numbers_of("attention_mask", mask).cpu()
             mask = mask[None] if mask.ndim == 1 else mask
             if mask.shape != ids.shape:
                 raise InputError(
@@ -427,7 +455,6 @@ class Encoder:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
-        self._require_text(ids[mask])
         bos = self._starts_with(self._bos_ids, ids, mask) if self._bos_ids else None
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
         pieces = tuple(map(self._pieces, ids.tolist(), unknown or [()] * len(ids)))
@@ -518,7 +545,7 @@ def _without_ids(inputs: Mapping[str, Any]) -> str:
 
 def _rows(number: int, ids: Ids) -> list[Tensor]:
     """The texts of one entry of a list of token ids."""
-    tensor = _tensor(f"entry {number} of the list", ids)
+    tensor = numbers_of(f"entry {number} of the list", ids)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(f"token ids must be whole numbers; entry {number} of the list is a tensor of {tensor.dtype}.")
     if tensor.ndim not in (1, 2) or tensor.numel() == 0:
@@ -539,13 +566,3 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    try:
-        tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"{name} must be a tensor of numbers, one row of equal length per text; got {shown(value)}."
-        ) from error
-    return dense(name, tensor)

@@ -88,6 +88,7 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
 def batch_hash(batch: Batch) -> str:
     """SHA-256 over all inputs of the model in a batch."""
     tensors = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
+    tensors |= {f"{name} {text}": value for text, own in enumerate(batch.senses) for name, value in own.items()}
     if batch.target is not None:
         tensors |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
     return tensors_hash(tensors)

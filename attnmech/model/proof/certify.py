@@ -49,7 +49,7 @@ from .probe import (
 from .remembered import remember, remembered
 from .texts import beginning_of, each_token_changed, end_changed, padded_batch
 
-_EVERY_POINT: Final = tuple(POINTS)
+EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
     "weights", "points", "transformers", "implementations", "bridge", "padding", "texts", "causal", "embed", "logits",
     "middle", "far",
@@ -89,7 +89,7 @@ def certify_with(passes: Passes) -> Certificate:
     """The certificate of a model, from passes that may have run in part already."""
     model = passes.model
     with model.in_force.unchecked():
-        statements = {label: _Statements(passes, stack) for label, stack in model.stacks.items()}
+        statements = {label: Statements(passes, stack) for label, stack in model.stacks.items()}
         whole = next(iter(statements.values()))
         checks = list(whole.of_model(lambda run, label, layer: statements[label].read(run, layer)))
         for statement in statements.values():
@@ -123,7 +123,7 @@ def prove(passes: Passes, *, again: bool, kept: bool) -> None:
 
 def _still_holds(passes: Passes) -> bool:
     """Whether the output is still that of plain transformers, in a pass that captures nothing else."""
-    probe = _Statements(passes, passes.model.output_stack)
+    probe = Statements(passes, passes.model.output_stack)
     try:
         with passes.model.in_force.unchecked():
             ours = probe.output(passes.batch)
@@ -152,7 +152,7 @@ def check_runs(passes: Passes) -> None:
         raise cannot_run(model.plain, error) from error
 
 
-class _Statements(EditChecks):
+class Statements(EditChecks):
     """The statements that must hold for every model."""
 
     def of_model(self, read: Callable[[ProbeRun, str, int], None]) -> Iterator[Check]:
@@ -169,8 +169,11 @@ class _Statements(EditChecks):
             edits = {"pattern_edit": self._pattern_edit}
             if self.plan.streams:
                 edits["resid_mid_edit"] = self._resid_mid_edit
-            layers = {name: partial(_checked, self, made) for name, made in self._of_layers.items()}
-            yield from self._computed(layers | edits)
+            yield from self._computed(self._made_of_layers | edits)
+
+    @property
+    def _made_of_layers(self) -> dict[str, Callable[[], Check]]:
+        return {name: partial(_checked, self, made) for name, made in self._of_layers.items()}
 
     @cached_property
     def _of_layers(self) -> dict[str, Check | Statement | Exception]:
@@ -191,7 +194,7 @@ class _Statements(EditChecks):
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                check = Check(name, f"{name} can be checked", _EVERY_POINT, False, detail=first_line(error))
+                check = Check(name, f"{name} can be checked", EVERY_POINT, False, detail=first_line(error))
             yield self._spelled_out(check)
 
     def _spelled_out(self, check: Check) -> Check:
@@ -231,15 +234,15 @@ class _Statements(EditChecks):
             raise
         except Exception as error:  # the certificate reports whatever a broken model raises
             self.passes.runs = ()
-            return Check("points", statement, _EVERY_POINT, False, detail=first_line(error))
+            return Check("points", statement, EVERY_POINT, False, detail=first_line(error))
         for stack in self.model.stacks.values():
             missing = [layer for layer in stack.layers if (stack.label, layer) not in self.short.masks]
             if missing:
                 where = f"layer {missing[0]}" + (f" of the {stack.label} stack" if stack.label else "")
                 detail = f"the attention of {where} does not go through attnmech's softmax"
                 self.passes.runs = ()
-                return Check("points", statement, _EVERY_POINT, False, detail=detail)
-        return Check("points", statement, _EVERY_POINT, True)
+                return Check("points", statement, EVERY_POINT, False, detail=detail)
+        return Check("points", statement, EVERY_POINT, True)
 
     @property
     def _kept(self) -> set[PointKey]:
@@ -269,12 +272,12 @@ class _Statements(EditChecks):
         try:
             check_finite(self.model.named_parameters())
         except WeightsError as error:
-            return Check("weights", statement, _EVERY_POINT, False, detail=str(error))
+            return Check("weights", statement, EVERY_POINT, False, detail=str(error))
         return Check("weights", statement, (), True)
 
     def _transformers(self) -> Check:
         statement = f"output = output of {'the module itself' if self.model.is_own else 'plain transformers'}"
-        return self.compare("transformers", statement, _EVERY_POINT, self._output, self.passes.plain, again=self._again)
+        return self.compare("transformers", statement, EVERY_POINT, self._output, self.passes.plain, again=self._again)
 
     def _again(self) -> Tensor:
         return self.output(self.batch)
@@ -357,20 +360,20 @@ class _Statements(EditChecks):
         unpadded = self.written(batch).mask[2:3]
         padded = before[0][1:2][unpadded][None]
         check = self.compare(
-            "padding", statement, _EVERY_POINT, torch.cat(before), torch.cat(after), real=torch.cat(keep)
+            "padding", statement, EVERY_POINT, torch.cat(before), torch.cat(after), real=torch.cat(keep)
         )
         if not check.passed:
             return replace(check, detail=f"other tokens in the padding: {check.detail}")
         everywhere = torch.ones_like(alone[..., 0]) > 0
         check = self.compare(
-            "padding", statement, _EVERY_POINT, alone, padded, real=everywhere, again=lambda: self.by_token(text)
+            "padding", statement, EVERY_POINT, alone, padded, real=everywhere, again=lambda: self.by_token(text)
         )
         if not check.passed:
             return replace(check, detail=f"a text alone and padded on the right: {check.detail}")
         # Without padding, sdpa attention may be given no mask, and then decides by itself which keys a token sees.
         for theirs in self.plain_by_token(text):
             check = self.compare(
-                "padding", statement, _EVERY_POINT, alone, theirs, real=everywhere, again=lambda: self.by_token(text)
+                "padding", statement, EVERY_POINT, alone, theirs, real=everywhere, again=lambda: self.by_token(text)
             )
         return check if check.passed else replace(check, detail=f"transformers with a text alone: {check.detail}")
 
@@ -382,7 +385,7 @@ class _Statements(EditChecks):
         if together.shape != (len(self.batch.ids), *alone.shape[1:]):
             return Check("texts", statement, (), None, detail="the output has no row per text")
         real = torch.ones(1, dtype=torch.bool, device=alone.device)
-        return self.compare("texts", statement, _EVERY_POINT, together[longest.to(together.device)], alone, real=real)
+        return self.compare("texts", statement, EVERY_POINT, together[longest.to(together.device)], alone, real=real)
 
     def _causal(self) -> Check:
         statement = "no token sees a later one"

@@ -140,6 +140,9 @@ def hidden_keys(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     if probe.plan.causal and not probe.plan.within:
         tokens = pattern.shape[-2]
         later = torch.ones((tokens, tokens), dtype=torch.bool, device=pattern.device).triu(1)
+        if run.batch.senses:  # the tokens of a picture may all see each other
+            held = probe.model.stands_for_more(run.batch)
+            later = later & ~(held[:, None, :, None] & held[:, None, None, :])
         hidden = hidden | nn.functional.pad(later, (0, pattern.shape[-1] - tokens))
     # A row that sees no key is uniform, as in transformers; it is left out.
     leaked = pattern.masked_fill(~hidden | ~seen.any(dim=-1, keepdim=True), 0.0)

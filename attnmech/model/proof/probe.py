@@ -109,9 +109,9 @@ class Compared:
 class Passes:
     """The passes of the probe through one model, shared by the statements about all of its stacks."""
 
-    def __init__(self, model: HookedModel, depth: Depth = SHORT) -> None:
+    def __init__(self, model: HookedModel, depth: Depth = SHORT, batch: Batch | None = None) -> None:
         self.model, self.depth = model, depth
-        self.batch = probe_batch(model)
+        self.batch = probe_batch(model) if batch is None else batch
         self.runs: tuple[ProbeRun, ...] = ()
         self._aside = False
         """Whether a pass beside the pass that is read is under way."""
@@ -121,7 +121,7 @@ class Passes:
         """A short text and a padded one, read in all layers; longer texts, padded on both sides, read in some or all
         layers.
         """
-        long = long_batch(self.model, self.depth.long_texts)
+        long = None if self.batch.senses else long_batch(self.model, self.depth.long_texts)
         return (self.batch,) if long is None else (self.batch, self.encoded(long))
 
     def encoded(self, batch: Batch) -> Batch:

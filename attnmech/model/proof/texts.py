@@ -115,7 +115,26 @@ def beginning_of(batch: Batch, number: int, length: int) -> Batch:
     """The first tokens of one text of a batch, and of its decoder's text; inputs other than tokens stay whole."""
     text = batch.texts(torch.tensor([number]))
     target = None if text.target is None else text.target.beginning(length)
-    return replace(text if text.texts_of is None else text.beginning(length), target=target)
+    whole = text.texts_of is None or bool(text.senses)
+    return replace(text if whole else text.beginning(length), target=target)
+
+
+def continued(model: HookedModel, text: Batch) -> Batch:
+    """A text, and the same text with a few more tokens, beside which the first is padded."""
+    generator = torch.Generator().manual_seed(SEED + 4)
+    more = _random_ids(model, (2, _FILLED), generator).to(text.ids.device)
+    made = text.texts(torch.tensor([0, 0]))
+    mask = torch.ones_like(more, dtype=torch.bool)
+    mask[0] = False
+    labels = model.encoder.position_texts(more[1].tolist())
+    return replace(
+        made,
+        ids=torch.cat((made.ids, more), dim=1),
+        mask=torch.cat((made.mask, mask), dim=1),
+        tokens=tuple((*row, *labels) for row in made.tokens),
+        pieces=made.pieces and tuple((*row, *("" for _ in labels)) for row in made.pieces),
+        extra={name: torch.cat((value, torch.zeros_like(more)), dim=1) for name, value in made.extra.items()},
+    )
 
 
 def each_token_changed(model: HookedModel, batch: Batch) -> Batch:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -364,6 +364,11 @@ class HookedModel(WiredModel):
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
         """The labels of positions with these ids: tokens, patches, or the labels of a user's own module."""
         return self.encoder.position_texts(ids, stack)
+
+    def stands_for_more(self, batch: Batch) -> Bool[Tensor, "batch position"]:
+        """True at the tokens that stand for pictures or sounds."""
+        placeholders = sorted(getattr(self.encoder, "placeholders", ()))
+        return torch.isin(batch.ids, torch.tensor(placeholders, dtype=torch.long, device=batch.ids.device))
 
     def stack(self, label: str | None = None) -> Stack:
         """A stack of the model by its label; without a label, the only one."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any, Final
 
 import torch
@@ -49,9 +50,10 @@ class CheckedPasses:
         device: torch.device,
         weight: Callable[[], Tensor],
         refused: Callable[[], Mapping[str, str]],
+        prove: Callable[[Batch], None],
     ) -> None:
         self._model, self._stacks, self._in_force = model, stacks, in_force
-        self._weight, self._refused = weight, refused
+        self._weight, self._refused, self._prove = weight, refused, prove
         packed = next(packed_projections(model), None) is not None
         self._directions = Directions(next(iter(stacks.values())).d_model, device, packed=packed)
         self._columns = [stack.column for stack in stacks.values()]
@@ -85,6 +87,8 @@ class CheckedPasses:
         """
         require_own_settings(self._weight().device)
         if self._in_force.checks:
+            if wanted.batch.senses:
+                Context().run(self._prove, wanted.batch)  # without the edits in force
             wanted.balance = Balance(self._directions, self._columns, self._weight().dtype, self._refused())
         with self._in_force.recording(wanted):
             yield
@@ -113,8 +117,9 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
             with reading(batch):
                 return model(**inputs, return_dict=True)
     else:
-        inputs["input_ids"] = batch.ids
-        if batch.padded:
+        inputs |= {"input_ids": batch.ids, **batch.sensed}
+        # Some models place pictures by the mask (Qwen2.5-Omni).
+        if batch.padded or batch.senses:
             inputs["attention_mask"] = batch.mask.long()
     if batch.target is not None:
         inputs["decoder_input_ids"] = batch.target.ids

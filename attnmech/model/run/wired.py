@@ -1,7 +1,7 @@
 """Copies a model and wires attnmech's attention and points into the copy: its stacks, weights and passes."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from ..stack.wire_inputs import wire_projections, wire_qk_norm, wire_v_norm
 from ..stack.wire_outputs import wire_output, wire_stream
 from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, take_apart, use_attention
+from ..structure.text_part import towers_of
 from .passes import CheckedPasses, call
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class WiredModel:
 
     certificate: "Certificate"
     """The latest certificate of this model, from loading or from a later `certify`."""
+    prove_merged: Callable[[Any, Batch], None]
+    """Proves how it merges pictures and sounds with its tokens, at the first batch that holds some."""
 
     def __init__(self, original: PreTrainedModel, plans: Sequence[Architecture]) -> None:
         self.config = original.config
@@ -49,8 +52,9 @@ class WiredModel:
         # Hooks and replaced forwards refer to the modules that hold them. Unless they are removed, weights stay in
         # memory until Python collects reference cycles.
         weakref.finalize(self, take_apart, self._model).atexit = False
-        use_attention(self._model, IMPLEMENTATION)
         base: nn.Module = self._model.base_model
+        towers = towers_of(base, [plan.blocks for plan in plans]) if plans[0].reads == "tokens" else []
+        use_attention(self._model, IMPLEMENTATION, [base.get_submodule(path) for path in towers])
         for plan in plans:
             if plan.adapt is not None:
                 plan.adapt(base)
@@ -62,8 +66,9 @@ class WiredModel:
         self.device = first.weights(first.layers[0]).W_Q.device
         this = weakref.proxy(self)
         self._passes = CheckedPasses(
-            self._model, self.stacks, self.in_force, self.device, lambda: this._weight, lambda: this.refused
-        )
+            self._model, self.stacks, self.in_force, self.device, lambda: this._weight, lambda: this.refused,
+            lambda batch: this.prove_merged(this, batch),
+        )  # fmt: skip
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=has_head(self._model))
         self.further_embeddings: tuple[str, ...] = ()
         """Labels of the embeddings besides the tokens' ("position embedding"), which a pass can capture although they

@@ -1,7 +1,7 @@
 """Copies models, sharing their parameters, so that the caller's model never changes."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -100,11 +100,23 @@ def has_own_hooks(model: nn.Module) -> bool:
     return not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
-def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
-    """Sets the attention implementation of a model and of all its parts, which may have their own configs (T5)."""
+def use_attention(
+    model: PreTrainedModel, implementation: str, towers: Sequence[nn.Module] = ()
+) -> PreTrainedModel:
+    """Sets the attention implementation of a model and of all its parts, which may have their own configs (T5), except
+    its `towers`.
+    """
+    # A config hands the setting on to the configs inside it.
+    kept = [(config, config._attn_implementation) for tower in towers for config in _configs(tower)]
     if hasattr(model, "own_attention"):
         model.own_attention(implementation)  # type: ignore[operator]
-    for part in model.modules():
-        if isinstance(getattr(part, "config", None), PreTrainedConfig):
-            part.config._attn_implementation = implementation  # type: ignore[union-attr]
+    for config in _configs(model):
+        config._attn_implementation = implementation
+    for config, own in kept:
+        config._attn_implementation = own
     return model
+
+
+def _configs(model: nn.Module) -> list[PreTrainedConfig]:
+    """The configs of a model and of all its parts."""
+    return [part.config for part in model.modules() if isinstance(getattr(part, "config", None), PreTrainedConfig)]

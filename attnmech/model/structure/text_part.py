@@ -82,12 +82,25 @@ def text_modules(base: Any, blocks: Sequence[str]) -> Iterator[tuple[str, nn.Mod
         embedding = None
     models = [(path, part) for path, part in base.named_modules() if isinstance(part, PreTrainedModel)]
     embedding_too = [path for path, part in models if any(weight is embedding for weight in part.parameters())]
-    towers = [path for path, _ in models if not any(_is_in(block, path) for block in blocks)]
+    towers = towers_of(base, blocks)
     whole = [max((path for path in embedding_too if _is_in(block, path)), key=len, default="") for block in blocks]
     for path, part in base.named_modules():
         inside = any(_is_in(path, model) for model in whole)
         if inside and not any(_is_in(path, tower) for tower in towers):
             yield path, part
+
+
+def towers_of(base: nn.Module, blocks: Sequence[str]) -> list[str]:
+    """The paths of the models inside a model that hold none of `blocks`: they read pictures or sounds."""
+    models = [path for path, part in base.named_modules() if isinstance(part, PreTrainedModel)]
+    return [path for path in models if not any(_is_in(block, path) for block in blocks)]
+
+
+def merged_into(base: nn.Module, blocks: str) -> nn.Module | None:
+    """The model inside a model that takes its tokens and what its towers made as one sequence; None without one."""
+    models = [path for path, part in base.named_modules() if path and isinstance(part, PreTrainedModel)]
+    path = max((path for path in models if _is_in(blocks, path)), key=len, default=None)
+    return None if path is None else base.get_submodule(path)
 
 
 def _is_in(path: str, above: str) -> bool:

@@ -1,0 +1,126 @@
+"""Proves, at the first batch with pictures or sounds, that they are merged with the tokens as transformers merges them.
+
+The points are proven on text at load. Here the same statements are checked on a text of the batch, and on the same text
+with a few more tokens, beside which the first is padded.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from threading import RLock
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ...basics.messages import first_line
+from ...batch import Batch
+from ...errors import CertificateError, InputError
+from ...points import PointKey
+from ..parts.certificate import Certificate, Check
+from ..run.hooked import HookedModel
+from .certify import EVERY_POINT, Statements
+from .depth import SHORT
+from .probe import Passes, attempt, plain_output
+from .texts import continued
+
+_TYPES: Final = "token_type_ids"
+_CLOSED: Final = "rotary_tables"
+"""The check of rotary tables against their closed form, which knows the positions of text."""
+
+
+class MergedProof:
+    """Proves once how a model merges pictures and sounds with its tokens, and refuses what is not proven."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self.certificate: Certificate | None = None
+        """The certificate of texts with pictures or sounds; None before the first."""
+
+    def __call__(self, model: HookedModel, batch: Batch) -> None:
+        """Raises `InputError` for inputs that transformers cannot run or that lack token types, and `CertificateError`
+        if a statement does not hold, then and at each later batch.
+        """
+        with self._lock:
+            if self.certificate is None:
+                with model.in_force.unchecked():
+                    self.certificate = _certified(model, batch)
+        if not self.certificate.ok:
+            first = self.certificate.failed[0]
+            raise CertificateError(
+                f"how {model.name} merges {', '.join(batch.sensed)} with its tokens is not proven: {first.statement} "
+                f"does not hold ({first.detail}). Its text alone is certified."
+            )
+
+
+def _certified(model: HookedModel, batch: Batch) -> Certificate:
+    number = next(number for number, own in enumerate(batch.senses) if own)
+    text = batch.alone(number)
+    theirs = attempt(lambda: plain_output(model, text))
+    if isinstance(theirs, Exception):
+        raise InputError(f"transformers cannot run these inputs: {first_line(theirs)}.") from theirs
+    _require_types(model, text, theirs)
+    passes = Passes(model, SHORT, continued(model, text))
+    statements = _Merged(passes, model.output_stack)
+    checks = [*statements.of_model(lambda run, label, layer: statements.read(run, layer)), *statements.of_stack()]
+    return Certificate(model.name, model.weights_hash, tuple(checks), (), ())
+
+
+def _require_types(model: HookedModel, text: Batch, theirs: Tensor) -> None:
+    """Raises `InputError` if the model distinguishes the tokens of pictures by types that the inputs lack (Gemma 3)."""
+    held = model.stands_for_more(text).long()
+    for name in sorted(getattr(model.encoder, "besides_text", ())):
+        if not name.endswith(_TYPES) or name in text.extra:
+            continue
+        typed = attempt(lambda name=name: plain_output(model, replace(text, extra={**text.extra, name: held})))
+        if isinstance(typed, Exception) or not torch.equal(typed, theirs):
+            raise InputError(
+                f"this model needs {name} beside pictures, 1 at the tokens of a picture: the processor returns them "
+                f"(return_mm_token_type_ids=True)."
+            )
+
+
+class _Merged(Statements):
+    """The statements about texts with pictures or sounds."""
+
+    def of_stack(self) -> Iterator[Check]:
+        """The checks of every layer."""
+        if self.passes.runs:
+            yield from self._computed({name: made for name, made in self._made_of_layers.items() if name != _CLOSED})
+
+    def _whole_passes(self) -> dict[str, Callable[[], Check]]:
+        return {
+            "transformers": self._transformers,
+            "alone": self._alone,
+            "pixels": self._pixels,
+            "logits": self._logits,
+        }
+
+    @property
+    def _of_bridge(self) -> list[PointKey]:
+        return []
+
+    def _alone(self) -> Check:
+        """Compares the first text, which is padded here, with the same text alone."""
+        statement = "neither other texts of a batch nor their pictures change any output"
+        alone, together = self.output(self.batch.alone(0)), self._output[:1, self.batch.mask[0]]
+        everywhere = torch.ones(alone.shape[:2], dtype=torch.bool, device=alone.device)
+        return self.compare("alone", statement, EVERY_POINT, together, alone, real=everywhere)
+
+    def _pixels(self) -> Check:
+        """Changes the pictures: what enters the stream changes at tokens that stand for them, and is else W_E."""
+        statement = "embed = what a picture's tokens hold of it, and elsewhere the row of the token embedding"
+        other = tuple({name: _changed(value) for name, value in own.items()} for own in self.batch.senses)
+        before = self.short.values["embed", None]
+        after = self.model.forward(replace(self.batch, senses=other), captures=[("embed", None)])["embed", None]
+        moved = (before != after).any(dim=-1)
+        text = self.batch.mask & ~self.model.stands_for_more(self.batch)
+        if not bool(moved.any()) or bool((moved & text).any()):
+            detail = "tokens of the text change" if bool(moved.any()) else "no token changes"
+            return Check("pixels", statement, EVERY_POINT, False, detail=f"{detail} with the pictures")
+        rows = self.model.embedding[self.batch.ids] * torch.tensor(self.plan.embed_scale).to(before)
+        return self.compare("pixels", statement, EVERY_POINT, before, rows, self.local, real=text)
+
+
+def _changed(value: Tensor) -> Tensor:
+    """Another picture of the same size; whole numbers (sizes, masks) stay."""
+    return value.flip(-1) + 0.5 if value.is_floating_point() else value
