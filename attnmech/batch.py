@@ -55,6 +55,8 @@ class Batch:
     """For each stack, labels of the keys after the tokens that are not themselves tokens (`nn.MultiheadAttention`)."""
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
+    placeholders: frozenset[int] = frozenset()
+    """The ids, all special, of tokens that stand for pictures or sounds."""
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
     """Maps token ids to their labels; None if positions are not tokens, as in images."""
     pieces: tuple[tuple[str | bytes, ...], ...] | None = None
@@ -198,9 +200,23 @@ class Batch:
     @property
     def is_special(self) -> Bool[Tensor, "batch position"]:
         """True at special tokens of the tokenizer."""
+        return self._among(self.special)
+
+    @property
+    def is_sensed(self) -> Bool[Tensor, "batch position"]:
+        """True at tokens that stand for a picture or a sound."""
+        return self._among(self.placeholders)
+
+    @property
+    def has_next(self) -> Bool[Tensor, "batch position"]:
+        """True at the tokens that are followed by a token of the text."""
+        following = (self.mask & ~self.is_sensed if self.senses else self.mask)[:, 1:]
+        return self.mask & torch.cat((following, torch.zeros_like(self.mask[:, :1])), dim=1)
+
+    def _among(self, tokens: frozenset[int]) -> Bool[Tensor, "batch position"]:
         # Gemma's vocabulary marks 6,249 tokens as special; torch.tensor takes milliseconds for as many numbers.
-        special = torch.from_numpy(np.fromiter(self.special, np.int64, len(self.special)))
-        return torch.isin(self.ids, special.to(self.ids.device))
+        chosen = torch.from_numpy(np.fromiter(tokens, np.int64, len(tokens)))
+        return torch.isin(self.ids, chosen.to(self.ids.device))
 
     @property
     def places(self) -> Int[Tensor, "batch position"]:

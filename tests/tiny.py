@@ -1,7 +1,8 @@
 """A tiny random model of any type in transformers' auto classes, by one recipe; all axes have different lengths."""
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, reduce
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -307,13 +308,17 @@ def model_of(kind: str, sizes: Mapping[str, int] = ONE, *, seed: int = 0, dtype:
     return randomised(_made(kind, sizes), dtype=dtype, seed=seed)
 
 
-def merging(kind: str, **placeholders: int) -> Any:
-    """A model of text with images or sound, whose config has these ids of `placeholders`."""
+def merging(kind: str, sizes: Mapping[str, Any] = MappingProxyType({}), **placeholders: int) -> Any:
+    """A model of text with images or sound, whose config has these `sizes` ("vision_config.patch_size") and ids of
+    `placeholders`.
+    """
     torch.manual_seed(0)
     config = config_of(kind)
-    for name, token in placeholders.items():
-        assert hasattr(config, name), f"{type(config).__name__} has no {name}"
-        setattr(config, name, token)
+    for path, value in {**sizes, **placeholders}.items():
+        *parts, name = path.split(".")
+        part = reduce(getattr, parts, config)
+        assert hasattr(part, name), f"{type(part).__name__} has no {name}"
+        setattr(part, name, value)
     return randomised(getattr(transformers, MERGED[kind])._from_config(config, dtype=torch.float32), seed=0)
 
 

@@ -230,7 +230,7 @@ class Metric:
             return self._before_endings(batch, self.endings)
         if self.name != "loss":
             return last
-        return mask & torch.cat((mask[:, 1:], torch.zeros_like(mask[:, :1])), dim=1)
+        return batch.has_next
 
     def _before_endings(self, batch: Batch, endings: Int[Tensor, "batch longest"]) -> Bool[Tensor, "batch position"]:
         """True at the tokens that precede the answer's tokens; raises `InputError` if a text does not end with its

@@ -110,6 +110,7 @@ class HeadTypeSums(Reducer):
     def start(self, run: Run) -> State:
         """Empty sums by text, attention and targets by distance, and the clearest row of each type and head."""
         batch = run.batch.queries(run.stack.label)
+        batch.require_text_alone("searched for types of heads, which compare tokens")
         texts, length = batch.ids.shape
         layers, heads, distances = run.n_layers, run.n_heads, 2 * length - 1
         shapes = {

@@ -61,6 +61,7 @@ def choose_texts(
 def _contents(part: CorpusBatch, model: HookedModel) -> Sequence[Tensor | Tokenized]:
     """Each text's tokens, or the pixels of each image."""
     batch = part.batch
+    batch.require_text_alone("embedded")
     images = isinstance(model.encoder, ImageEncoder)
     own_target = batch.target is not None and batch.target.ids.shape[1] > 1
     if not images and (batch.extra or own_target):

@@ -260,6 +260,7 @@ def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, se
     if settings.truncate:
         raise InputError("`truncate` needs an iterator of texts, such as iter(texts).")
     batch = model.encode(cast(Inputs, inputs), bos=settings.bos)
+    batch.require_text_alone("embedded")
     return ChosenTexts(batch, tuple(range(len(batch.ids))), len(batch.ids), 0)
 
 

@@ -20,8 +20,7 @@ from ...batch import Batch
 from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
 from ..parts.pieces import Tokenized, piece_of_text, read_piece, special_ids, texts_of_pieces, unknown_id, unknown_texts
-from ..structure.text_part import sense_of
-from .merged import Merged, holds_more, joined, numbers_of
+from .merged import Chat, Merged, holds_more, joined, numbers_of, require_text_in
 from .processors import Picture, Recording
 
 Ids: TypeAlias = Tensor | np.ndarray
@@ -29,9 +28,6 @@ Ids: TypeAlias = Tensor | np.ndarray
 
 Senses: TypeAlias = Path | Picture | Recording
 """A file of an image or a recording, a Pillow image, or a recording as `scipy.io.wavfile.read` returns it."""
-
-Chat: TypeAlias = Sequence[Mapping[str, Any]]
-"""The messages of a chat, as transformers' chat templates take them, each with a "role" and a "content"."""
 
 Inputs: TypeAlias = (
     str
@@ -130,7 +126,7 @@ class Encoder:
         if is_chat(entries) or (isinstance(entries, Sequence) and entries and all(is_chat(chat) for chat in entries)):
             chats = [entries] if is_chat(entries) else list(entries)
             batch = self.padded(self.tokenize(self._rendered(chats), bos, add_special=False))
-            _require_text_alone(chats)
+            require_text_in(chats)
             return batch
         mixed = isinstance(entries, Sequence) and any(isinstance(entry, str | Ids) for entry in entries)
         got = "a list of " + " and ".join(sorted({type(entry).__name__ for entry in entries})) if mixed else None
@@ -209,7 +205,7 @@ class Encoder:
         try:
             texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=False)
         except Exception as error:  # a template is a program, and may raise anything
-            _require_text_alone(chats)
+            require_text_in(chats)
             raise InputError(
                 f"the tokenizer's chat template does not take these messages: {first_line(error)}."
             ) from error
@@ -300,6 +296,7 @@ class Encoder:
             self._tokens(ids, mask),
             extra={name: value.to(self.device) for name, value in extra.items()},
             senses=tuple({name: value.to(self.device) for name, value in text.senses.items()} for text in texts),
+            placeholders=frozenset(self.placeholders),
         )
 
     @property
@@ -336,8 +333,8 @@ class Encoder:
         unknown = sorted(
             str(name) for name in rest.keys() - further.keys() if not self._is_unused(name, rest[name], ids)
         )
-        other = [name for name in unknown if sense_of(name) and not name.endswith("token_type_ids")]
-        if other:
+        if holds_more(rest):
+            other = [name for name in unknown if holds_more({name: rest[name]})]
             raise InputError(
                 f"attnmech reads only the text of this model; got {', '.join(other)} as well. Leave out what is not "
                 "text, and its placeholders among the tokens."
@@ -356,7 +353,7 @@ class Encoder:
     def _is_unused(self, name: str, value: Any, ids: Tensor) -> bool:
         """Whether a further input is a zero for each token that changes nothing, as tokenizers return them."""
         try:
-            numbers = torch.asnumbers_of(value)
+            numbers = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError):
             return False
         return numbers.shape == ids.shape and not bool(numbers.any()) and self._ignores_zeros(name)
@@ -513,19 +510,6 @@ def is_list_of(inputs: Any, kind: Any) -> bool:
 def is_chat(inputs: Any) -> bool:
     """Whether inputs are the messages of one chat: a list of mappings that name roles."""
     return is_list_of(inputs, Mapping) and len(inputs) > 0 and all("role" in message for message in inputs)
-
-
-def _require_text_alone(chats: Sequence[Chat]) -> None:
-    """Raises `InputError` for a message that holds a picture, a film or a sound."""
-    for number, message in ((number, message) for chat in chats for number, message in enumerate(chat)):
-        content = message.get("content")
-        for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
-            kind = str(part.get("type", next(iter(part), ""))) if isinstance(part, Mapping) else "text"
-            if (sense := sense_of(kind)) is not None:
-                raise InputError(
-                    f"message {number} of the chat holds {sense} (a part of the type {kind!r}); attnmech reads only "
-                    "text. Leave it out."
-                )
 
 
 def _without_ids(inputs: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from jaxtyping import Int
@@ -13,10 +13,15 @@ from ...basics.arguments import dense, shown
 from ...errors import InputError
 from ..structure.text_part import sense_of
 
+Chat: TypeAlias = Sequence[Mapping[str, Any]]
+"""The messages of a chat, as transformers' chat templates take them, each with a "role" and a "content"."""
+
 _OF_TEXT: Final = frozenset(
-    "self args kwargs input_ids attention_mask position_ids past_key_values inputs_embeds labels use_cache "
-    "cache_position logits_to_keep output_attentions output_hidden_states return_dict mm_encoder_outputs "
-    "vision_feature_layer vision_feature_select_strategy".split()
+    {
+        *("self", "args", "kwargs", "input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds"),
+        *("labels", "use_cache", "cache_position", "logits_to_keep", "output_attentions", "output_hidden_states"),
+        *("return_dict", "mm_encoder_outputs", "vision_feature_layer", "vision_feature_select_strategy"),
+    }
 )
 """The arguments of a model's forward pass that are not what a processor returns besides the text."""
 
@@ -81,11 +86,27 @@ def joined(texts: Sequence[Merged], pad: int) -> tuple[Tensor, Tensor, dict[str,
     ids = pad_sequence([text.ids for text in texts], batch_first=True, padding_value=pad)
     mask = torch.arange(ids.shape[1]) < torch.tensor([len(text.ids) for text in texts])[:, None]
     names = dict.fromkeys(name for text in texts for name in text.by_token)
+    for number, text in enumerate(texts):
+        if text.senses and (lacking := names.keys() - text.by_token.keys()):
+            raise InputError(f"text {number} lacks {sorted(lacking)[0]}, which others of the list have.")
     extra = {
         name: pad_sequence([text.by_token.get(name, torch.zeros_like(text.ids)) for text in texts], batch_first=True)
         for name in names
     }
     return ids, mask, extra
+
+
+def require_text_in(chats: Sequence[Chat]) -> None:
+    """Raises `InputError` for a message that holds a picture, a film or a sound."""
+    for number, message in ((number, message) for chat in chats for number, message in enumerate(chat)):
+        content = message.get("content")
+        for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
+            kind = str(part.get("type", next(iter(part), ""))) if isinstance(part, Mapping) else "text"
+            if (sense := sense_of(kind)) is not None:
+                raise InputError(
+                    f"message {number} of the chat holds {sense} (a part of the type {kind!r}); attnmech reads only "
+                    "text. Leave it out."
+                )
 
 
 def numbers_of(name: str, value: Any) -> Tensor:

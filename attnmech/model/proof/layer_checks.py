@@ -141,7 +141,7 @@ def hidden_keys(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
         tokens = pattern.shape[-2]
         later = torch.ones((tokens, tokens), dtype=torch.bool, device=pattern.device).triu(1)
         if run.batch.senses:  # the tokens of a picture may all see each other
-            held = probe.model.stands_for_more(run.batch)
+            held = run.batch.is_sensed
             later = later & ~(held[:, None, :, None] & held[:, None, None, :])
         hidden = hidden | nn.functional.pad(later, (0, pattern.shape[-1] - tokens))
     # A row that sees no key is uniform, as in transformers; it is left out.

@@ -1,11 +1,12 @@
 """Proves, at the first batch with pictures or sounds, that they are merged with the tokens as transformers merges them.
 
 The points are proven on text at load. Here the same statements are checked on a text of the batch, and on the same text
-with a few more tokens, beside which the first is padded.
+with other pictures and a few more tokens, beside which the first is padded.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import RLock
 from typing import Final
 
@@ -35,15 +36,19 @@ class MergedProof:
         self._lock = RLock()
         self.certificate: Certificate | None = None
         """The certificate of texts with pictures or sounds; None before the first."""
+        self._types: list[str] = []
 
     def __call__(self, model: HookedModel, batch: Batch) -> None:
         """Raises `InputError` for inputs that transformers cannot run or that lack token types, and `CertificateError`
         if a statement does not hold, then and at each later batch.
         """
-        with self._lock:
+        with self._lock, model.in_force.unchecked():
             if self.certificate is None:
-                with model.in_force.unchecked():
-                    self.certificate = _certified(model, batch)
+                text = batch.alone(next(number for number, own in enumerate(batch.senses) if own))
+                self._types = _types_that_matter(model, text)
+                _require(self._types, batch)
+                self.certificate = _certified(model, text)
+        _require(self._types, batch)
         if not self.certificate.ok:
             first = self.certificate.failed[0]
             raise CertificateError(
@@ -52,31 +57,37 @@ class MergedProof:
             )
 
 
-def _certified(model: HookedModel, batch: Batch) -> Certificate:
-    number = next(number for number, own in enumerate(batch.senses) if own)
-    text = batch.alone(number)
-    theirs = attempt(lambda: plain_output(model, text))
-    if isinstance(theirs, Exception):
-        raise InputError(f"transformers cannot run these inputs: {first_line(theirs)}.") from theirs
-    _require_types(model, text, theirs)
-    passes = Passes(model, SHORT, continued(model, text))
+def _certified(model: HookedModel, text: Batch) -> Certificate:
+    longer = continued(model, text)
+    passes = Passes(model, SHORT, replace(longer, senses=(longer.senses[0], _changed(longer.senses[1]))))
     statements = _Merged(passes, model.output_stack)
     checks = [*statements.of_model(lambda run, label, layer: statements.read(run, layer)), *statements.of_stack()]
     return Certificate(model.name, model.weights_hash, tuple(checks), (), ())
 
 
-def _require_types(model: HookedModel, text: Batch, theirs: Tensor) -> None:
-    """Raises `InputError` if the model distinguishes the tokens of pictures by types that the inputs lack (Gemma 3)."""
-    held = model.stands_for_more(text).long()
+def _types_that_matter(model: HookedModel, text: Batch) -> list[str]:
+    """The inputs by which the model tells the tokens of pictures from others, if they change its output (Gemma 3)."""
+    held, needed = text.is_sensed.long(), []
     for name in sorted(getattr(model.encoder, "besides_text", ())):
-        if not name.endswith(_TYPES) or name in text.extra:
-            continue
-        typed = attempt(lambda name=name: plain_output(model, replace(text, extra={**text.extra, name: held})))
-        if isinstance(typed, Exception) or not torch.equal(typed, theirs):
-            raise InputError(
-                f"this model needs {name} beside pictures, 1 at the tokens of a picture: the processor returns them "
-                f"(return_mm_token_type_ids=True)."
-            )
+        if name.endswith(_TYPES):
+            typed = {**text.extra, name: text.extra.get(name, held)}
+            bare = {other: value for other, value in typed.items() if other != name}
+            outputs = [attempt(partial(plain_output, model, replace(text, extra=extra))) for extra in (typed, bare)]
+            if isinstance(outputs[0], Exception):
+                raise InputError(
+                    f"transformers cannot run these inputs: {first_line(outputs[0]).rstrip('.')}."
+                ) from outputs[0]
+            if isinstance(outputs[1], Exception) or not torch.equal(*outputs):
+                needed.append(name)
+    return needed
+
+
+def _require(types: Sequence[str], batch: Batch) -> None:
+    if lacking := [name for name in types if name not in batch.extra]:
+        raise InputError(
+            f"this model needs {lacking[0]} beside pictures, as its processor returns them (for mm_token_type_ids: "
+            "return_mm_token_type_ids=True)."
+        )
 
 
 class _Merged(Statements):
@@ -109,11 +120,11 @@ class _Merged(Statements):
     def _pixels(self) -> Check:
         """Changes the pictures: what enters the stream changes at tokens that stand for them, and is else W_E."""
         statement = "embed = what a picture's tokens hold of it, and elsewhere the row of the token embedding"
-        other = tuple({name: _changed(value) for name, value in own.items()} for own in self.batch.senses)
+        other = tuple(map(_changed, self.batch.senses))
         before = self.short.values["embed", None]
         after = self.model.forward(replace(self.batch, senses=other), captures=[("embed", None)])["embed", None]
         moved = (before != after).any(dim=-1)
-        text = self.batch.mask & ~self.model.stands_for_more(self.batch)
+        text = self.batch.mask & ~self.batch.is_sensed
         if not bool(moved.any()) or bool((moved & text).any()):
             detail = "tokens of the text change" if bool(moved.any()) else "no token changes"
             return Check("pixels", statement, EVERY_POINT, False, detail=f"{detail} with the pictures")
@@ -121,6 +132,6 @@ class _Merged(Statements):
         return self.compare("pixels", statement, EVERY_POINT, before, rows, self.local, real=text)
 
 
-def _changed(value: Tensor) -> Tensor:
-    """Another picture of the same size; whole numbers (sizes, masks) stay."""
-    return value.flip(-1) + 0.5 if value.is_floating_point() else value
+def _changed(senses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Other pictures of the same sizes; whole numbers (sizes, masks) stay."""
+    return {name: value.flip(-1) + 0.5 if value.is_floating_point() else value for name, value in senses.items()}

@@ -101,6 +101,7 @@ class Writers:
     def __init__(self, model: HookedModel, batch: Batch) -> None:
         self._model, self._stack = model, model.stack()
         self._shape = (*batch.ids.shape, model.d_model)
+        self._embedding = "embedding of tokens and pictures" if batch.senses else "token embedding"
         self._wide = torch.promote_types(model.dtype, torch.float32)
         self._steps: list[_Step] = []
         self._depth = 0
@@ -133,7 +134,7 @@ class Writers:
 
     def _add_embeddings(self, values: Mapping[PointKey, Tensor]) -> None:
         further = sorted(self._model.further_embeddings)
-        written = {"token embedding": values["embed", None], **{label: values[label, None] for label in further}}
+        written = {self._embedding: values["embed", None], **{label: values[label, None] for label in further}}
         by_label = {label: self._stack.architecture.stream_scale * value for label, value in written.items()}
         self._steps += [_Step(label, partial(self._everywhere, value)) for label, value in by_label.items()]
         norm = self._stack.architecture.embed_norm

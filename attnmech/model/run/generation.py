@@ -164,7 +164,7 @@ class Continuing:
                 "a smaller `max_new_tokens`."
             )
         others = sorted(batch.extra.keys() - {GLOBAL_MASK})
-        if others and not isinstance(self.encoder, TranscriptEncoder):
+        if others and not batch.senses and not isinstance(self.encoder, TranscriptEncoder):
             raise InputError(f"generate takes only tokens; got {', '.join(others)} as well.")
 
     def _longer(
@@ -175,6 +175,12 @@ class Continuing:
         token = torch.where(ended, ends[0], chosen) if len(ends) else chosen
         ids = torch.cat((whole.ids, token[:, None]), dim=1)
         mask = torch.cat((whole.mask, ~ended[:, None]), dim=1).long()
+        if batch.senses:
+            extra = {name: torch.nn.functional.pad(value, (0, 1)) for name, value in batch.extra.items()}
+            (labels,) = zip(*(self.encoder.position_texts([one]) for one in token.tolist()), strict=True)
+            tokens = tuple((*row, label) for row, label in zip(batch.tokens, labels, strict=True))
+            pieces = batch.pieces and tuple((*row, label) for row, label in zip(batch.pieces, labels, strict=True))
+            return replace(batch, ids=ids, mask=mask.bool(), tokens=tokens, pieces=pieces, extra=extra)
         if batch.target is None:
             return self.encode({"input_ids": ids, "attention_mask": mask})
         inputs = dict(batch.extra)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -290,7 +290,7 @@ class HookedModel(WiredModel):
         if self.trained_length is not None:
             longer = (batch if batch.target is None else batch.target).ids.shape[1] + count
             warn_of_length("the continued text", longer, self.trained_length, "give a smaller `max_new_tokens`")
-        in_passes = self.edited or asked or generator is not None or batch.target is not None
+        in_passes = self.edited or asked or generator is not None or batch.target is not None or batch.senses
         if in_passes or any(map(follows_length, self.modules())):
             sampling, ends = Sampling.of(options, generator), ends_of(self.tokenizer, self.config)
             return Continuing(self.run, self.encoded, self.encoder, ends)(batch, count, sampling, asked)
@@ -364,11 +364,6 @@ class HookedModel(WiredModel):
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
         """The labels of positions with these ids: tokens, patches, or the labels of a user's own module."""
         return self.encoder.position_texts(ids, stack)
-
-    def stands_for_more(self, batch: Batch) -> Bool[Tensor, "batch position"]:
-        """True at the tokens that stand for pictures or sounds."""
-        placeholders = sorted(getattr(self.encoder, "placeholders", ()))
-        return torch.isin(batch.ids, torch.tensor(placeholders, dtype=torch.long, device=batch.ids.device))
 
     def stack(self, label: str | None = None) -> Stack:
         """A stack of the model by its label; without a label, the only one."""

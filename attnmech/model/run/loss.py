@@ -37,8 +37,7 @@ def next_token_losses(batch: Batch, logits_of: LogitsOf) -> Float[Tensor, " text
         short = int(whole.lengths.argmin())
         raise InputError(f"a loss needs a text of two tokens or more; text {short} has one.")
     # There is no padding between the tokens of a text.
-    predicted = torch.zeros_like(whole.mask)
-    predicted[:, :-1] = whole.mask[:, :-1] & whole.mask[:, 1:]
+    predicted = whole.has_next
     sums = _sums(batch, predicted, whole.ids.roll(-1, dims=1), logits_of)
     return sums / predicted.sum(dim=1).cpu()
 

@@ -100,9 +100,7 @@ def has_own_hooks(model: nn.Module) -> bool:
     return not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
-def use_attention(
-    model: PreTrainedModel, implementation: str, towers: Sequence[nn.Module] = ()
-) -> PreTrainedModel:
+def use_attention(model: PreTrainedModel, implementation: str, towers: Sequence[nn.Module] = ()) -> PreTrainedModel:
     """Sets the attention implementation of a model and of all its parts, which may have their own configs (T5), except
     its `towers`.
     """
@@ -119,4 +117,5 @@ def use_attention(
 
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:
     """The configs of a model and of all its parts."""
-    return [part.config for part in model.modules() if isinstance(getattr(part, "config", None), PreTrainedConfig)]
+    configs = (getattr(part, "config", None) for part in model.modules())
+    return [config for config in configs if isinstance(config, PreTrainedConfig)]

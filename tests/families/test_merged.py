@@ -1,0 +1,156 @@
+"""Pictures and sounds among the tokens of a text, against plain transformers."""
+
+from typing import Any
+
+import merged
+import models
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.errors import CertificateError, InputError
+
+WORDS = (9, 12)
+
+
+@pytest.fixture(scope="module", params=merged.KINDS)
+def kind(request: pytest.FixtureRequest) -> tuple[Any, am.HookedModel, list[dict[str, Tensor]]]:
+    """The plain model of a kind, the loaded one, and two texts, each with a picture."""
+    made = merged.KINDS[request.param]
+    plain = merged.model_of(request.param)
+    return plain, am.load(plain), [merged.inputs_of(made, number, words) for number, words in enumerate(WORDS)]
+
+
+def logits_of(plain: Any, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return plain(**inputs).logits
+
+
+def test_each_text_is_read_as_by_transformers(kind: tuple[Any, am.HookedModel, list[dict[str, Tensor]]]) -> None:
+    plain, model, texts = kind
+    near = models.in_attention(plain, "eager")
+    expected = [logits_of(plain, text) for text in texts]
+    within = 5e-6 * float(expected[0].abs().max())
+    other = texts[0] | {name: -value for name, value in texts[0].items() if value.is_floating_point()}
+    assert float((logits_of(plain, other) - expected[0]).abs().max()) > 0.1
+    both = model.run(texts, points=["pattern", "embed", "logits"])
+    assert model.prove_merged.certificate.ok and both.batch.padded  # type: ignore[attr-defined]
+    for number, text in enumerate(texts):
+        length = text["input_ids"].shape[1]
+        alone = model.run(text, points=["pattern", "embed", "logits"])
+        torch.testing.assert_close(alone.logits, expected[number], atol=within, rtol=0)
+        torch.testing.assert_close(both.logits[number, :length], expected[number][0], atol=within, rtol=0)
+        with torch.no_grad():
+            patterns = near(**text, output_attentions=True).attentions
+        for layer, pattern in enumerate(patterns):
+            torch.testing.assert_close(alone["pattern", layer], pattern, atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                both["pattern", layer][number, :, :length, :length], pattern[0], atol=1e-5, rtol=0
+            )
+        held = text["input_ids"][0] == merged.IMAGE
+        rows = plain.get_input_embeddings()(text["input_ids"])[0]
+        torch.testing.assert_close(alone["embed"][0, ~held], rows[~held], atol=1e-5, rtol=0)
+        assert not torch.allclose(alone["embed"][0, held], rows[held], atol=1e-2)
+        if not model.causal:
+            continue
+        targets = text["input_ids"][0, 1:]
+        losses = torch.nn.functional.cross_entropy(expected[number][0, :-1], targets, reduction="none")
+        assert float(model.loss(text)) == pytest.approx(float(losses[targets != merged.IMAGE].mean()), abs=1e-4)
+
+
+def test_edits_and_generation(kind: tuple[Any, am.HookedModel, list[dict[str, Tensor]]]) -> None:
+    plain, model, (text, _) = kind
+    if model.causal:
+        with torch.no_grad():
+            theirs = plain.generate(**text, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=[96])
+        continued = model.generate(text, 4, stop_at_eos=False)
+        assert continued.ids.tolist() == theirs.tolist() and continued.senses
+    stack = model.stacks[""]
+    width, head = stack.d_head, stack.n_heads - 1
+    out = plain.base_model.get_submodule(f"{stack.architecture.blocks}.1.{stack.architecture.out}")
+
+    def without(module: Any, args: Any) -> Any:
+        z = args[0].clone()
+        z[..., width * head : width * (head + 1)] = 0
+        return (z,)
+
+    hook = out.register_forward_pre_hook(without)
+    expected = logits_of(plain, text)
+    hook.remove()
+    with model.intervene(am.Intervention.zero([(1, head)])):
+        ablated = model.run(text).logits
+    torch.testing.assert_close(ablated, expected, atol=5e-6 * float(expected.abs().max()), rtol=0)
+    assert not torch.allclose(ablated, model.run(text).logits, atol=1e-3)
+
+
+def test_questions_about_a_batch_with_pictures() -> None:
+    plain = merged.model_of("llava")
+    texts = [merged.inputs_of(merged.KINDS["llava"], number, words) for number, words in enumerate(WORDS)]
+    model = am.load(plain)
+    focus = am.attention_focus(model, texts)
+    patterns = [model.run(text, points=["pattern"])["pattern", 2][0] for text in texts]
+    received = torch.stack([pattern[:, 1:, 0].mean(dim=1) for pattern in patterns])
+    torch.testing.assert_close(focus.first[2].float(), received.mean(dim=0), atol=1e-5, rtol=0)
+    effects = am.ablate_heads(model, texts, metric="loss")
+    with model.intervene(am.Intervention.zero([(1, 2)])):
+        changed = model.loss(texts)
+    torch.testing.assert_close(effects.per_text[1, 2], changed - model.loss(texts), atol=1e-5, rtol=0)
+    sources = am.decompose_by_source(model, texts[0])
+    assert "embedding of tokens and pictures" in sources.sources
+    assert (
+        model.encode(texts[0]).digests.tolist()
+        != model.encode(texts[0] | {"pixel_values": texts[1]["pixel_values"]}).digests.tolist()
+    )
+    for refused in (am.head_types, am.joint_embedding, am.report):
+        with pytest.raises(InputError, match="texts with pixel_values cannot be"):
+            refused(model, texts[0])
+    crowd = {name: torch.cat((texts[0][name],) * 2) for name in texts[0]}
+    with pytest.raises(InputError, match="give a list"):
+        model.run(crowd)
+    with pytest.raises(InputError, match="got pixel_mask as well"):
+        model.run(texts[0] | {"pixel_mask": torch.ones(1, 4)})
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_vl"])
+def test_missing_token_types_are_refused(name: str) -> None:
+    made = merged.KINDS[name]
+    text = merged.inputs_of(made, 0, 9)
+    model = am.load(merged.model_of(name))
+    types = text.pop(made.types)
+    with pytest.raises(InputError, match=str(made.types)):
+        model.run(text)
+    model.run(text | {made.types: types})
+    with pytest.raises(InputError, match=str(made.types)):
+        model.run(text)
+
+
+def test_what_is_added_between_blocks_is_refused_and_text_stays() -> None:
+    plain = merged.model_of("qwen3_vl", merged.DEEP)
+    model = am.load(plain)
+    for _ in range(2):
+        with pytest.raises(CertificateError, match="Its text alone is certified"):
+            model.run(merged.inputs_of(merged.DEEP, 0, 9))
+    ids = torch.arange(50, 60)[None]
+    torch.testing.assert_close(model.run(ids).logits, logits_of(plain, {"input_ids": ids}), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl"])
+@pytest.mark.parametrize("fault", ["blind", "turned", "typeless"])
+def test_a_wrong_pass_is_refused(name: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels zeroed, pictures of a batch in another order, and token types dropped, in attnmech's pass alone."""
+    text, model = merged.inputs_of(merged.KINDS[name], 0, 9), am.load(merged.model_of(name))
+    if fault == "typeless" and name != "gemma3":
+        return
+    forward = model.base.forward
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        if fault == "typeless":
+            kwargs["token_type_ids"] = torch.zeros_like(kwargs["token_type_ids"])
+        elif (pixels := kwargs.get("pixel_values")) is not None:
+            kwargs["pixel_values"] = pixels * 0 if fault == "blind" else pixels.flip(0)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.base, "forward", wrong)
+    with pytest.raises(CertificateError, match="is not proven"):
+        model.run(text)

@@ -1,0 +1,97 @@
+"""Small models of text with pictures or sounds, and inputs for them, with no axis of the size of another."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import tiny
+import torch
+from torch import Tensor
+
+IMAGE: Final = 33
+_SIDE, _PATCH = 32, 8
+_VISION: Final = {"vision_config.image_size": _SIDE, "vision_config.patch_size": _PATCH}
+_TEXT_WIDTH: Final = 48
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model type with its small config, and what its processor would make of a picture."""
+
+    senses: Callable[[int], Mapping[str, Tensor]]
+    """The inputs of the picture with a number."""
+    tokens: int = 4
+    """The number of tokens that stand for it."""
+    sizes: Mapping[str, Any] = field(default_factory=lambda: _VISION)
+    placeholder: str = "image_token_id"
+    types: str | None = None
+    """The argument that marks the tokens of pictures with 1, if the model needs it."""
+    first: int = 2
+    """Where they begin."""
+
+
+def _noise(number: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(number))
+
+
+def _pixels(number: int) -> dict[str, Tensor]:
+    return {"pixel_values": _noise(number, 1, 3, _SIDE, _SIDE)}
+
+
+def _rows(number: int) -> dict[str, Tensor]:
+    high, wide = (4, 6)
+    return {
+        "pixel_values": _noise(number, high * wide, 3 * 2 * _PATCH**2),
+        "image_grid_thw": torch.tensor([[1, high, wide]]),
+    }
+
+
+def _heard(number: int) -> dict[str, Tensor]:
+    return {
+        "input_features": _noise(number, 1, 16, 20),
+        "feature_attention_mask": torch.ones(1, 20, dtype=torch.long),
+    }
+
+
+def _tiles(number: int) -> dict[str, Tensor]:
+    return {"pixel_values": _noise(number, 1, 5, 3, _SIDE, _SIDE), "image_sizes": torch.tensor([[60, 60]])}
+
+
+_GRID: Final = {"vision_config.patch_size": _PATCH}
+_OUT: Final = {**_GRID, "vision_config.out_hidden_size": _TEXT_WIDTH}
+KINDS: Final = {
+    "llava": Kind(_pixels, 16, placeholder="image_token_index"),
+    "gemma3": Kind(_pixels, sizes={**_VISION, "mm_tokens_per_image": 4, "boi_token_index": 40, "eoi_token_index": 41},
+                   placeholder="image_token_index", types="token_type_ids"),
+    "qwen2_vl": Kind(_rows, 6, _GRID, types="mm_token_type_ids"),
+    "qwen2_5_vl": Kind(_rows, 6, _OUT, types="mm_token_type_ids"),
+    "idefics3": Kind(lambda number: {"pixel_values": _pixels(number)["pixel_values"][None]},
+                     sizes={**_VISION, "scale_factor": 2}),
+    "mistral3": Kind(lambda number: {**_pixels(number), "image_sizes": torch.tensor([[_SIDE, _SIDE]])},
+                     sizes={**_VISION, "vision_config.head_dim": 8, "spatial_merge_size": 2},
+                     placeholder="image_token_index"),
+    "internvl": Kind(_pixels, sizes={path: [size] * 2 for path, size in _VISION.items()}),
+    "aya_vision": Kind(_pixels, sizes={**_VISION, "downsample_factor": 2}, placeholder="image_token_index"),
+    "llava_next": Kind(_tiles, 88, {**_VISION, "image_grid_pinpoints": [[64, 64]]}, "image_token_index"),
+    "paligemma": Kind(_pixels, 16, {**_VISION, "vision_config.projection_dim": _TEXT_WIDTH}, "image_token_index",
+                      types="token_type_ids", first=0),
+    "qwen2_audio": Kind(_heard, 5, {"audio_config.num_mel_bins": 16, "audio_config.max_source_positions": 10},
+                        "audio_token_index"),
+}  # fmt: skip
+DEEP: Final = Kind(_rows, 6, {**_OUT, "vision_config.deepstack_visual_indexes": [0, 2]}, types="mm_token_type_ids")
+"""Qwen3-VL, which adds what it reads of a picture to the stream between blocks."""
+
+
+def model_of(kind: str, made: Kind | None = None) -> Any:
+    """The plain model of a kind."""
+    made = made or KINDS[kind]
+    return tiny.merging(kind, made.sizes, **{made.placeholder: IMAGE})
+
+
+def inputs_of(made: Kind, number: int, words: int) -> dict[str, Tensor]:
+    """A text with one picture and some words, as a processor returns it."""
+    generator = torch.Generator().manual_seed(number)
+    ids = torch.randint(50, 90, (1, words + made.tokens), generator=generator)
+    ids[0, made.first : made.first + made.tokens] = IMAGE
+    types = torch.zeros_like(ids) if made.first == 0 else (ids == IMAGE).long()
+    return {"input_ids": ids, **made.senses(number), **({made.types: types} if made.types else {})}
