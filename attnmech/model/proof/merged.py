@@ -66,20 +66,22 @@ def _certified(model: HookedModel, text: Batch) -> Certificate:
 
 
 def _types_that_matter(model: HookedModel, text: Batch) -> list[str]:
-    """The inputs by which the model tells the tokens of pictures from others, if they change its output (Gemma 3)."""
-    held, needed = text.is_sensed.long(), []
-    for name in sorted(getattr(model.encoder, "besides_text", ())):
-        if name.endswith(_TYPES):
-            typed = {**text.extra, name: text.extra.get(name, held)}
-            bare = {other: value for other, value in typed.items() if other != name}
-            outputs = [attempt(partial(plain_output, model, replace(text, extra=extra))) for extra in (typed, bare)]
-            if isinstance(outputs[0], Exception):
-                raise InputError(
-                    f"transformers cannot run these inputs: {first_line(outputs[0]).rstrip('.')}."
-                ) from outputs[0]
-            if isinstance(outputs[1], Exception) or not torch.equal(*outputs):
-                needed.append(name)
-    return needed
+    """The inputs by which the model tells the tokens of pictures from others, if they change its output (Gemma 3).
+
+    Raises `InputError` for inputs that transformers cannot run.
+    """
+    names = sorted(name for name in getattr(model.encoder, "besides_text", ()) if name.endswith(_TYPES))
+    typed = {**dict.fromkeys(names, text.is_sensed.long()), **text.extra}
+
+    def output(without: str = "") -> Tensor | Exception:
+        extra = {name: value for name, value in typed.items() if name != without}
+        return attempt(partial(plain_output, model, replace(text, extra=extra)))
+
+    expected = output()
+    if isinstance(expected, Exception):
+        raise InputError(f"transformers cannot run these inputs: {first_line(expected).rstrip('.')}.") from expected
+    bare = {name: output(name) for name in names}
+    return [name for name, value in bare.items() if isinstance(value, Exception) or not torch.equal(value, expected)]
 
 
 def _require(types: Sequence[str], batch: Batch) -> None:

@@ -94,7 +94,6 @@ def spoken() -> am.HookedModel:
         ([{"role": "user", "content": "a"}, {"role": "b", "content": [{"type": "input_audio"}]}], ("message 1",)),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}], ("an image",)),
         ([{"role": "user", "content": [{"image": "a.png"}]}], ("an image",)),
-        ({"input_ids": torch.tensor([[3]]), "pixel_values": torch.zeros(1, 3, 8, 8)}, ("pixel_values",)),
     ],
 )  # fmt: skip
 def test_what_stands_for_a_picture_is_named(spoken: am.HookedModel, inputs: Any, words: tuple[str, ...]) -> None:
