@@ -173,12 +173,12 @@ class Batch:
 
     @property
     def sensed(self) -> dict[str, Tensor]:
-        """The pictures and sounds of all texts, one after the other; further axes are filled with zeros."""
+        """The pictures and sounds of all texts, joined along the first axis and padded with zeros along the others."""
         names = dict.fromkeys(name for own in self.senses for name in own)
         return {name: _stacked([own[name] for own in self.senses if name in own]) for name in names}
 
     def require_text_alone(self, what: str) -> None:
-        """Raises `InputError` if the texts hold pictures or sounds; `what` is what cannot be done with them."""
+        """Raises `InputError` if the texts hold pictures or sounds; `what` names the call."""
         if self.senses:
             raise InputError(f"texts with {', '.join(self.sensed)} cannot be {what}; give the text alone.")
 

@@ -75,7 +75,8 @@ def _types_that_matter(model: HookedModel, text: Batch) -> list[str]:
 
     def output(without: str = "") -> Tensor | Exception:
         extra = {name: value for name, value in typed.items() if name != without}
-        return attempt(partial(plain_output, model, replace(text, extra=extra)))
+        made: Tensor | Exception = attempt(partial(plain_output, model, replace(text, extra=extra)))
+        return made
 
     expected = output()
     if isinstance(expected, Exception):
