@@ -104,7 +104,7 @@ def _fits(value: Any, hint: Any, lengths: Mapping[str, int]) -> bool:
     if not isinstance(value, hint):
         return False
     if dataclasses.is_dataclass(value):
-        check_fields(value, {**lengths, **getattr(value, "axis_lengths", {})})
+        check_fields(value, {**lengths, **getattr(value, "_axis_lengths", {})})
     return True
 
 

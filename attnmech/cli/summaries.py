@@ -98,9 +98,10 @@ def effect_rows(result: "Effects") -> Rows:
     columns: list[Column] = []
     for name in result.quantities:
         columns += with_ends(*columns_of([result[name].statistic]))
-        columns += [Column("clear"), Column("one_text", "one text", "> half")] if name == result.MAIN else []
-    title = f"{result.PLACE.capitalize()}s by the size of their effect, clear ones first"
-    return Rows(title, result.strongest(max(1, len(result.to_frame()))), (LAYER, HEAD, Column("kv_head"), *columns))
+        columns += [Column("clear"), Column("one_text", "one text", "> half")] if name == "effect" else []
+    frame = result.strongest(max(1, len(result.to_frame())))
+    title = f"{'Kv heads' if 'kv_head' in frame else 'Heads'} by the size of their effect, clear ones first"
+    return Rows(title, frame, (LAYER, HEAD, Column("kv_head"), *columns))
 
 
 def null_rows(result: "NullAttention") -> Rows:

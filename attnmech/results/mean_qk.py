@@ -29,7 +29,7 @@ class MeanQK(Result):
     With `per_position`, a place is a position, counted from the first token of a text; otherwise the only place is 0.
     """
 
-    SUBTRACT = "subtract two results that were split at these means, such as two shares of variance"
+    _SUBTRACT = "subtract two results that were split at these means, such as two shares of variance"
 
     per_position: bool
     """Whether there is one mean for each head and position, or one for each head."""

@@ -44,7 +44,7 @@ def dataset_of(result: Any) -> "xr.Dataset":
     variables: dict[str, Any] = {}
     unnamed = set()
     statistics = getattr(result, "STATISTICS", {})
-    main = statistics[result.MAIN].axes if hasattr(result, "MAIN") else "*place"
+    main = statistics[result._MAIN].axes if hasattr(result, "_MAIN") else "*place"
     for name, tensor, annotated in _tensors(result):
         written = annotated.replace("*place", main)
         axes = _axes(written.replace("place", "head") if "head" in frame else written, tensor)
@@ -133,7 +133,7 @@ class Result(SavesFigures, ABC):
 
     provenance: Provenance
 
-    SUBTRACT: ClassVar[str]
+    _SUBTRACT: ClassVar[str]
     """Advice on what to subtract instead, in a class whose differences would be meaningless."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -143,14 +143,14 @@ class Result(SavesFigures, ABC):
     if not TYPE_CHECKING:  # type checkers report missing attributes by themselves
 
         def __getattr__(self, name: str) -> Any:
-            one = ' result["NAME"] is a statistic with its mean and intervals, and' * hasattr(type(self), "MAIN")
+            one = ' result["NAME"] is a statistic with its mean and intervals, and' * hasattr(type(self), "_MAIN")
             message = missing_name(type(self).__name__, name, {})
             if ";" not in message:
                 message += f";{one} `to_frame()` gives its numbers as a table"
             raise AttributeError(message, name=name, obj=self)
 
     def __sub__(self, other: Any) -> Self:
-        raise InputError(f"two {type(self).__name__} results cannot be subtracted; {self.SUBTRACT}.")
+        raise InputError(f"two {type(self).__name__} results cannot be subtracted; {self._SUBTRACT}.")
 
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
@@ -186,7 +186,7 @@ class Result(SavesFigures, ABC):
         return self.provenance.model
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of labelled axes, such as the layers; when a file is read, its tensors are checked against
         them.
         """
@@ -198,7 +198,7 @@ class Result(SavesFigures, ABC):
 
     def _check(self) -> None:
         """Raises an exception of any kind if the values are not those that `save` wrote."""
-        check_fields(self, self.axis_lengths)
+        check_fields(self, self._axis_lengths)
 
     @classmethod
     def _from_file(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:

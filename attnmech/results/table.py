@@ -43,7 +43,7 @@ def require_no_head(layer: int | None, head: int | None) -> None:
 class WithQuantities(PagedResult):
     """A result whose statistics are means over texts: `result["NAME"]` is one of them, as a `Quantity`."""
 
-    SAMPLE: ClassVar[str] = "text"
+    _SAMPLE: ClassVar[str] = "text"
     """What the means are taken over: "text", "pair", "answer"."""
 
     def __getitem__(self, name: str) -> Quantity:
@@ -89,13 +89,13 @@ class WithQuantities(PagedResult):
     @property
     def _texts(self) -> str:
         """The number of texts, in words."""
-        return counted(self._n_texts, self._n_distinct, self.SAMPLE)
+        return counted(self._n_texts, self._n_distinct, self._SAMPLE)
 
     @property
     def note(self) -> str:
         """A note on the intervals, or on why there are none."""
         distinct = self._n_distinct
-        return interval_note(distinct, self._n_texts - distinct, self.SAMPLE)
+        return interval_note(distinct, self._n_texts - distinct, self._SAMPLE)
 
 
 class AgainstBaseline(WithQuantities, OfLayers):
@@ -104,7 +104,7 @@ class AgainstBaseline(WithQuantities, OfLayers):
     Intervals and tests of a statistic hold for all heads and all statistics together.
     """
 
-    MEASURE: ClassVar[str]
+    _MEASURE: ClassVar[str]
     """What is compared with the baseline."""
 
     @property
@@ -118,8 +118,8 @@ class AgainstBaseline(WithQuantities, OfLayers):
     def _measured_quantity(self, name: str) -> Quantity:
         part, means = self.quantities.index(name), self._excess
         every = TextMeans(means.above[part], means.below[part])
-        label = f"{self.MEASURE} − {self._baseline_in_words(name)}"
-        statistic = Statistic(name=name, meaning=f"{self.MEASURE} − baseline.", label=label, tested=True)
+        label = f"{self._MEASURE} − {self._baseline_in_words(name)}"
+        statistic = Statistic(name=name, meaning=f"{self._MEASURE} − baseline.", label=label, tested=True)
         places = Places.of_heads(self.layers, means.above.shape[2], self.n_layers)
         return Quantity(statistic, every, means, places, (-1.0, 1.0), part)
 
@@ -132,7 +132,7 @@ class Table(WithQuantities):
     statistic.
     """
 
-    MAIN: ClassVar[str]
+    _MAIN: ClassVar[str]
     """The main statistic."""
 
     def _measured_quantity(self, name: str) -> Quantity:
@@ -167,7 +167,7 @@ class Table(WithQuantities):
 
     @property
     def _main(self) -> Quantity:
-        return self._quantity(self.MAIN)
+        return self._quantity(self._MAIN)
 
     def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
         """Low and high end of the pointwise t interval of the main statistic; NaN for fewer than five texts."""
@@ -230,7 +230,7 @@ class Table(WithQuantities):
         """The beginning of the names of the columns `clear` and the like; None for a statistic without them."""
         if not self.STATISTICS[name].tested:
             return None
-        return "" if name == self.MAIN else f"{name}_"
+        return "" if name == self._MAIN else f"{name}_"
 
     @property
     def _further(self) -> Mapping[str, Tensor]:
@@ -246,7 +246,7 @@ class Table(WithQuantities):
         frame = self.to_frame()
         if isinstance(by, str) and by in self.STATISTICS:
             self._quantity(by)  # where the call did not measure it, the error says how to
-        name = self.MAIN if by is None else option("by", by, dict.fromkeys(self._columns_of))
+        name = self._MAIN if by is None else option("by", by, dict.fromkeys(self._columns_of))
         prefix = self._clarity_prefix(name)
         keys = frame[[name]].assign(unclear=False, size=-frame[name])
         if prefix is not None:
@@ -271,7 +271,7 @@ class Table(WithQuantities):
         Means that are not clear among all places are pale. `layer` and `head` name a head to frame. The figure is
         returned, not shown.
         """
-        return self._map(self.MAIN if figure is None else option("figure", figure, self.quantities), layer, head)
+        return self._map(self._MAIN if figure is None else option("figure", figure, self.quantities), layer, head)
 
     def _map(self, name: str, layer: int | None = None, head: int | None = None, **look: Any) -> "go.Figure":
         """A statistic as a map of layers × heads, with a frame around one head if `layer` and `head` name it."""
@@ -293,7 +293,7 @@ class Table(WithQuantities):
     def _largest(self, name: str, **words: Any) -> str:
         """The sentence about the place at which a statistic is largest."""
         places = self._places_of(name)
-        words = {"things": places.things, "sample": self.SAMPLE} | words
+        words = {"things": places.things, "sample": self._SAMPLE} | words
         return about_largest(self._quantity(name).means, places.named, **words)
 
 
@@ -361,7 +361,7 @@ class TextResult(Table):
     def _texts(self) -> str:
         """The number of texts, in words."""
         measured = (self,) if self.parts is None or self.paired else self.parts
-        return " against ".join(counted(part._n_texts, part._n_distinct, self.SAMPLE) for part in measured)
+        return " against ".join(counted(part._n_texts, part._n_distinct, self._SAMPLE) for part in measured)
 
     def _bounds_of(self, name: str) -> tuple[float, float]:
         return super()._bounds_of(name) if self.parts is None else (-math.inf, math.inf)

@@ -78,9 +78,9 @@ class Changes(TextResult):
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
-        of = "" if self.MAIN == "effect" else f" of {self.MAIN}s"
-        what = self.MAIN if self.parts is None else f"difference{of}"
-        largest = self._largest(self.MAIN, unit=unit_of(self.metric), what=what)
+        of = "" if self._MAIN == "effect" else f" of {self._MAIN}s"
+        what = self._MAIN if self.parts is None else f"difference{of}"
+        largest = self._largest(self._MAIN, unit=unit_of(self.metric), what=what)
         part = "" if self.complete else "; stopped early, incomplete"
         return capitalised(f"{self._about}: {largest}{part}{self._remark}.")
 
@@ -117,7 +117,7 @@ class Changes(TextResult):
 class OneEffect(Changes):
     """The metric after each change minus the metric before."""
 
-    MAIN = "effect"
+    _MAIN = "effect"
     effect = Statistic(
         meaning="The mean effect over the measured texts; NaN if there are none.",
         printed=True,
@@ -150,7 +150,7 @@ class Effects(OneEffect):
     difference, `before`, `after` and `effect` are differences too.
     """
 
-    PLACE: ClassVar[str]
+    _PLACE: ClassVar[str]
     """The unit of the second axis: heads, kv heads or positions."""
     effect = replace(OneEffect.effect, axes="layer place")
 
@@ -168,7 +168,7 @@ class Effects(OneEffect):
     """1 at the places that the sweep was meant to change, else 0."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes that layers and texts label."""
         return {"layer": len(self._layer_of_row), "text": len(self.tokens)}
 
@@ -190,10 +190,10 @@ class Effects(OneEffect):
         rows, place = self.swept.nonzero().T
         layers = [self._layer_of_row[row] for row in rows.tolist()]
         return Places(
-            {"layer": layers, self.PLACE.replace(" ", "_"): place.tolist()},
+            {"layer": layers, self._PLACE.replace(" ", "_"): place.tolist()},
             (rows, place),
             lambda at: self._named(self._layer_of_row[at[0]], at[1]),
-            things=f"{self.PLACE}s",
+            things=f"{self._PLACE}s",
         )
 
     @property
@@ -201,14 +201,14 @@ class Effects(OneEffect):
         return self.layers, [self._layer_of_row.index(layer) for layer in self.layers]
 
     def _map(self, name: str, layer: int | None = None, head: int | None = None, **look: Any) -> "go.Figure":
-        return super()._map(name, layer, head, columns=self.PLACE, **look)
+        return super()._map(name, layer, head, columns=self._PLACE, **look)
 
     @property
     def _title(self) -> str:
-        return f"Effect of {self.method} on {self.metric}, {self.PLACE} by {self.PLACE}"
+        return f"Effect of {self.method} on {self.metric}, {self._PLACE} by {self._PLACE}"
 
     def _sections(self) -> "Sequence[Section]":
-        reading = f"Each cell is one {self.PLACE}, changed alone{PALE}."
+        reading = f"Each cell is one {self._PLACE}, changed alone{PALE}."
         return [Section("Effects", reading, {"effects": self.plot()}, "effects.plot()")]
 
     @property
@@ -216,14 +216,14 @@ class Effects(OneEffect):
         by_intervention = " each head" in self.method
         done = f"changed ({self.method})" if by_intervention else _DONE.get(self.method, self.method.replace("_", " "))
         count = int(self.swept.sum())
-        places = f"{count} {self.PLACE}{'' if count == 1 else 's'}"
+        places = f"{count} {self._PLACE}{'' if count == 1 else 's'}"
         return f"{self._opening}{places} {done}{'' if count == 1 else ', one at a time'}, on {self._texts}"
 
     def _named(self, layer: int, place: int) -> str:
-        return f"{self.PLACE} {place} of layer {layer}"
+        return f"{self._PLACE} {place} of layer {layer}"
 
     def _comparable(self) -> dict[str, Any]:
-        places = {f"number of {self.PLACE}s": self.swept.shape[1]}
+        places = {f"number of {self._PLACE}s": self.swept.shape[1]}
         return super()._comparable() | {"method": self.method, **places}
 
     def _minus(self, other: Self, paired: bool) -> Self:
@@ -232,7 +232,7 @@ class Effects(OneEffect):
         swept = self.swept[mine] * other.swept[yours]
         if not swept.any():
             raise InputError(
-                f"two results need {self.PLACE}s in common to be subtracted; their layers, {list(self.layers)} and "
+                f"two results need {self._PLACE}s in common to be subtracted; their layers, {list(self.layers)} and "
                 f"{list(other.layers)}, have none."
             )
         layers = tuple(layer for layer in self.layers if layer in other.layers)
@@ -248,7 +248,7 @@ class HeadEffects(Effects):
     texts: they say how the mean would vary with other texts of the same kind.
     """
 
-    PLACE: ClassVar[str] = "head"
+    _PLACE: ClassVar[str] = "head"
 
     shift: Float[Tensor, "layer head of_layer of_head"] | None
     """The shift of the pattern of each head of the model when one head is changed: Jensen-Shannon divergence in

@@ -22,7 +22,7 @@ from .token_types import ROW_CLASSES, TOKEN_TYPES, row_classes, token_types
 SINK_RATE: Final = 0.3
 """ε of Sink_k^ε: a key that receives more mean attention than this is a sink of a head in a text (Gu et al. 2024)."""
 
-BY_ROW: Final = (*RowMeans.BY_ROW, "top_key")
+BY_ROW: Final = (*RowMeans._BY_ROW, "top_key")
 """The entries that are kept row by row, for texts that are run together."""
 
 

@@ -75,7 +75,7 @@ class RowMeans(TextResult, OfLayers):
     difference has means, their intervals, and rows; its two `parts` have the rest.
     """
 
-    STATE: ClassVar[Mapping[str, Any]] = {
+    _STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "statistic class layer head group"],
         "counts": Float[Tensor, "statistic class layer #head group"],
         "groups": Int[Tensor, " group"],
@@ -121,15 +121,15 @@ class RowMeans(TextResult, OfLayers):
         )
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes that statistics, classes, layers and, for texts run together, tokens label."""
         rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
         return {"statistic": len(self.STATISTICS), "class": len(ROW_CLASSES), "layer": len(self.layers), **rows}
 
     def _check(self) -> None:
         super()._check()
-        lengths = self.axis_lengths
-        check_entries("state", self.state, self.STATE, lengths)
+        lengths = self._axis_lengths
+        check_entries("state", self.state, self._STATE, lengths)
         for name in ("sums", "counts", *(("modulus",) if "groups" in self.state else ())):
             self.state[name]
         texts = len(self.state["classes"]) if "classes" in self.state else len(self.tokens)
@@ -172,7 +172,7 @@ class RowMeans(TextResult, OfLayers):
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic for each row; NaN where it is not defined."""
-        of_rows = list(self.STATISTICS)[: self.axis_lengths["statistic"]]
+        of_rows = list(self.STATISTICS)[: self._axis_lengths["statistic"]]
         place = of_rows.index(option("statistic", statistic, of_rows))
         if self.parts is not None:
             if not self.paired:
@@ -206,14 +206,14 @@ class RowMeans(TextResult, OfLayers):
                 f"`rows` must be True or False for each of the {list(classes[:, 0].shape)} rows; got {shown(rows)}."
             )
         dense("`rows`", rows)
-        kept = {name: value for name, value in self.state.items() if name in self.BY_ROW}
+        kept = {name: value for name, value in self.state.items() if name in self._BY_ROW}
         members = classes & rows.cpu()[:, None]
         defined = kept["values"].masked_fill(~kept["valid"], 0.0)
         sums, counts = sums_by_text(defined, members), counts_by_text(kept["valid"], members)
         state = kept | {"sums": sums, "counts": counts}
         return replace(self, chosen=chosen, state=_each_alone(state, ("sums", "counts")))
 
-    BY_ROW: ClassVar[tuple[str, ...]] = ("values", "valid", "classes")
+    _BY_ROW: ClassVar[tuple[str, ...]] = ("values", "valid", "classes")
     """The entries of the state that are kept row by row."""
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:

@@ -44,7 +44,7 @@ def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) ->
 class Summed(OfLayers):
     """A result whose numbers follow from the state of a reducer."""
 
-    STATE: ClassVar[Mapping[str, Any]]
+    _STATE: ClassVar[Mapping[str, Any]]
     """The types of the entries of `state`."""
 
     layers: tuple[int, ...]
@@ -88,15 +88,15 @@ class Summed(OfLayers):
         """A reducer with the `merge` that joins two states."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of those axes of `state` that other fields determine."""
         return {"layer": len(self.layers)}
 
     def _check(self) -> None:
         super()._check()
-        for name in self.STATE:
+        for name in self._STATE:
             self.state[name]
-        check_entries("state", self.state, self.STATE, self.axis_lengths)
+        check_entries("state", self.state, self._STATE, self._axis_lengths)
 
     def merged(self, *others: Self) -> Self:
         """Merges the results of several shards of a corpus, as if one run had made them.
@@ -127,7 +127,7 @@ class OverGroups(WithQuantities, Summed):
     @property
     def note(self) -> str:
         """A note on the intervals, or on why there are none."""
-        return interval_note(len(self.state["groups"]), self._n_texts - self._n_distinct, self.SAMPLE)
+        return interval_note(len(self.state["groups"]), self._n_texts - self._n_distinct, self._SAMPLE)
 
     @property
     def _n_texts(self) -> int:

@@ -141,7 +141,7 @@ add_questions()
 
 NOT_FOR_USERS: Final = frozenset(
     (
-        *("axis_lengths", "section", "sections", "token_section", "token_numbers", "numbers", "top_scores", "on_text"),
+        *("section", "sections", "token_section", "token_numbers", "numbers", "top_scores", "on_text"),
         "why_unclaimed",
         *("lead", "by_head", "provenance", "parts"),
     )

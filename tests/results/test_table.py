@@ -124,7 +124,7 @@ def test_a_table_holds_what_loops_over_texts_give(kind: str) -> None:
             assert [getattr(quantity, flag)[place] for place in places] == list(wanted), (name, flag)
             if name in tested:
                 assert list(frame[tested[name] + flag]) == list(wanted)
-    main = found[found.MAIN]
+    main = found[found._MAIN]
     places = places_of(found, frame, main.mean)
     for name in {"before", "after", "clean"} & {*last}:
         measured_values = getattr(found, name)
@@ -149,7 +149,7 @@ def test_the_strongest_are_the_clear_ones_then_the_largest(kind: str) -> None:
         else:
             keys = [(False, -value) for value in values]
         order = sorted(range(len(frame)), key=keys.__getitem__)[:3]
-        strongest = found.strongest(3, None if name == found.MAIN else name)
+        strongest = found.strongest(3, None if name == found._MAIN else name)
         assert strongest[name].tolist() == [values[row] for row in order] and strongest.attrs == frame.attrs
         assert len({*keys}) < len(keys) or strongest.iloc[:, 0].tolist() == frame.iloc[order, 0].tolist()
 
@@ -161,12 +161,12 @@ def test_fewer_than_five_texts_have_no_intervals(kind: str) -> None:
     ends = [name for name in frame.columns if name.endswith(("_low", "_high"))]
     assert frame[ends].isna().all(axis=None) and not found.clear.any() and not found.clear_size.any()
     assert all(end.isnan().all() for end in (*found.interval(), *found.simultaneous()))
-    assert f"4 {found.SAMPLE}s are too few for an interval, which needs 5 or more" in frame.attrs["intervals"]
+    assert f"4 {found._SAMPLE}s are too few for an interval, which needs 5 or more" in frame.attrs["intervals"]
 
 
 @pytest.mark.parametrize("kind", MAPS)
 def test_a_map_shows_each_mean_at_its_place(kind: str) -> None:
     found = result(kind, "plain", 24)
     for name in found.quantities:
-        shown = maps.shown(found.plot() if name == found.MAIN else found.plot(name))
+        shown = maps.shown(found.plot() if name == found._MAIN else found.plot(name))
         np.testing.assert_array_equal(shown, found[name].mean[:, : shown.shape[1]].numpy())

@@ -63,7 +63,7 @@ class HeadImportance(Changes):
     magnitudes, so nearly all of them are clear.
     """
 
-    MAIN = "score"
+    _MAIN = "score"
     score = Statistic(
         meaning="The mean score over texts.", tested=True, bounds=(-math.inf, math.inf), axes="layer head"
     )
@@ -79,7 +79,7 @@ class HeadImportance(Changes):
     """The method of that sweep."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The length of the axis labelled by texts."""
         return {"text": len(self.tokens)}
 

@@ -46,7 +46,7 @@ class PairEffects(Changes):
     texts; `interval`, `clear` and the like refer to the interactions.
     """
 
-    MAIN = "interaction"
+    _MAIN = "interaction"
     both = _change("The mean effect of ablating both heads.")
     one = _change("The mean effect of ablating the first head alone.")
     other = _change("The mean effect of ablating the second head alone.")
@@ -63,7 +63,7 @@ class PairEffects(Changes):
     """The metric with only the second head of the pair ablated."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by pairs and texts."""
         return {"pair": len(self.pairs), "text": len(self.tokens)}
 
@@ -95,7 +95,7 @@ class PairEffects(Changes):
             means = every.merged(self.provenance.copies)
             low, high = means.interval()
             values.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
-        return interval_rows(list(map(_both_named, self.pairs)), values, label=self._label_of(self.MAIN))
+        return interval_rows(list(map(_both_named, self.pairs)), values, label=self._label_of(self._MAIN))
 
     @property
     def _title(self) -> str:

@@ -51,9 +51,9 @@ class PruningCurve(Table):
     baseline `random` ablates the same number of heads in random order. Intervals are over texts.
     """
 
-    SUBTRACT = "two curves ablate heads in different orders, so subtract the results of am.ablate_heads"
+    _SUBTRACT = "two curves ablate heads in different orders, so subtract the results of am.ablate_heads"
 
-    MAIN = "effect"
+    _MAIN = "effect"
     effect = Statistic(
         meaning="The change of the mean metric after each step.", tested=True, bounds=(-math.inf, math.inf), axes="step"
     )
@@ -77,7 +77,7 @@ class PruningCurve(Table):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by steps, random orders and texts."""
         return {"step": len(self.order), "draw": len(self.random_orders), "text": len(self.tokens)}
 

@@ -48,7 +48,7 @@ class SweepEffects(OneEffect):
     """
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by names and texts."""
         return {"intervention": len(self.names), "text": len(self.tokens)}
 

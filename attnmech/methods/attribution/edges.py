@@ -114,7 +114,7 @@ class EdgeAttribution(Estimates):
         if confirmation is not None:
             held = {name for name, holds in zip(confirmation.names, confirmation.holds.tolist(), strict=True) if holds}
         return edge_graph(
-            strongest, self.graph, [edge_name(*ends) in held for ends in _ends(strongest)], self._label_of(self.MAIN)
+            strongest, self.graph, [edge_name(*ends) in held for ends in _ends(strongest)], self._label_of(self._MAIN)
         )
 
     def _sums(self, end: int) -> dict[str, Tensor]:

@@ -147,8 +147,8 @@ class Confirmation:
 class Estimates(Changes):
     """Estimates of effects on a metric; a subclass says of what, and names the places."""
 
-    MAIN = "effect"
-    SAMPLE = "pair"
+    _MAIN = "effect"
+    _SAMPLE = "pair"
     effect = Statistic(
         meaning="The mean estimate over pairs.", tested=True, bounds=(-math.inf, math.inf), axes="*place"
     )
@@ -166,7 +166,7 @@ class Estimates(Changes):
     """1 for what was measured as a control, else 0; None without `confirm`."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The length of the axis labelled by pairs."""
         return {"pair": len(self.tokens)}
 
@@ -202,7 +202,7 @@ class Estimates(Changes):
 
     def strongest(self, count: int = 10, by: str | None = None) -> pd.DataFrame:
         """The rows of `to_frame` with the largest estimates of either sign: those that `confirm` measures first."""
-        name = self.MAIN if by is None else option("by", by, self.quantities)
+        name = self._MAIN if by is None else option("by", by, self.quantities)
         frame = self.to_frame()
         order = by_size(torch.tensor(frame[name]))[: whole_number("count", count, least=1)]
         rows = frame.iloc[order].reset_index(drop=True)
@@ -248,7 +248,7 @@ class Estimates(Changes):
         confirmation = self.confirmation
         if confirmation is not None:
             return capitalised(f"{self._about}: {confirmation.lead}")
-        largest = self._largest(self.MAIN, unit=unit_of(self.metric), what="estimate")
+        largest = self._largest(self._MAIN, unit=unit_of(self.metric), what="estimate")
         return capitalised(f"{self._about}: {largest}; not compared with exact patching.")
 
     @property

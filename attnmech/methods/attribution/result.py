@@ -98,7 +98,7 @@ class Attribution(Estimates):
             name: value[:, columns] if isinstance(value, np.ndarray) else value
             for name, value in for_map(self._main.means, self.layers).items()
         }
-        label = self._label_of(self.MAIN)
+        label = self._label_of(self._MAIN)
         drawn = effect_map(**shown, layers=self.layers, label=label, columns="MLP" if of_mlps else "head")
         return framed(drawn, self.layers, layer, head)
 

@@ -114,7 +114,7 @@ VERDICTS: Final = ("confirmed", "in part", "not confirmed", "cannot be confirmed
 class SetTest(PagedResult):
     """The measurements of a set of heads and of all sets of its shape."""
 
-    SUBTRACT = "subtract what you compare: one.harm - other.harm"
+    _SUBTRACT = "subtract what you compare: one.harm - other.harm"
 
     task: str
     metric: str
@@ -153,7 +153,7 @@ class SetTest(PagedResult):
     """The change of the loss on other texts when each set is removed, in nats."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by cases and heads."""
         return {"case": len(self.case_groups), "member": len(self.heads)}
 

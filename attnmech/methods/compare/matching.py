@@ -91,7 +91,7 @@ def reordered(result: Any, order: Mapping[int, Sequence[int]]) -> Any:
         if isinstance(value, Tensor):
             changed[field.name] = _moved(value, hints[field.name], order, layers)
         elif field.name == "state":
-            kinds = type(result).STATE
+            kinds = type(result)._STATE
             changed["state"] = {
                 name: _moved(x, kinds[name], order, layers) if name in kinds else x for name, x in value.items()
             }

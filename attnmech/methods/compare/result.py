@@ -178,7 +178,7 @@ class Comparison(PagedResult):
     they are clear.
     """
 
-    SUBTRACT = "compare the two results of interest"
+    _SUBTRACT = "compare the two results of interest"
 
     method: str
     a: str
@@ -210,7 +210,7 @@ class Comparison(PagedResult):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> "dict[str, int]":
+    def _axis_lengths(self) -> "dict[str, int]":
         """The lengths of the axes labelled by layers and statistics."""
         return {"layer": len(self.layers), "statistic": len(self.statistics)}
 

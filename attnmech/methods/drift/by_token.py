@@ -25,7 +25,7 @@ from .word_types import ORDINARY, WORD_TYPES
 class DriftMeans(DriftStatistics, SummedTable):
     """The means of drift, computed from sums over texts."""
 
-    MAIN = "cosine"
+    _MAIN = "cosine"
     anisotropy = Statistic(
         meaning="Mean cosine of two ordinary tokens of the same text and layer: (‖Σ ŷ‖² − n) / (n (n − 1)), over all "
         "pairs (Ethayarajh 2019, with all pairs instead of random ones).",
@@ -34,7 +34,7 @@ class DriftMeans(DriftStatistics, SummedTable):
         bounds=(-1.0, 1.0),
     )
 
-    STATE: ClassVar[Mapping[str, Any]] = {
+    _STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "statistic type layer group"],
         "counts": Float[Tensor, "statistic type layer group"],
         "pairs": Float[Tensor, "layer group"],
@@ -52,7 +52,7 @@ class DriftMeans(DriftStatistics, SummedTable):
     text and special tokens."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that other fields determine."""
         return {"statistic": len(STATISTICS), "type": len(WORD_TYPES), "layer": len(self.layers)}
 
@@ -117,7 +117,7 @@ MOST_NAMED: Final = 10
 class DriftByToken(DriftMeans):
     """The means of drift and, for texts run together, the drift of every token."""
 
-    BY_TOKEN: ClassVar[Mapping[str, Any]] = {
+    _BY_TOKEN: ClassVar[Mapping[str, Any]] = {
         "values": Float[Tensor, "statistic layer batch row"],
         "valid": Bool[Tensor, "statistic layer batch row"],
         "types": Int[Tensor, "batch row"],
@@ -134,15 +134,15 @@ class DriftByToken(DriftMeans):
     """The strings of the nearest tokens, by id."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that other fields determine."""
         rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
-        return {**super().axis_lengths, "k": self.k, **rows}
+        return {**super()._axis_lengths, "k": self.k, **rows}
 
     def _check(self) -> None:
         super()._check()
-        check_entries("state", self.state, self.BY_TOKEN, self.axis_lengths)
-        check_rows("tokens", self.tokens, len(self.tokens), self.axis_lengths.get("row"))
+        check_entries("state", self.state, self._BY_TOKEN, self._axis_lengths)
+        check_rows("tokens", self.tokens, len(self.tokens), self._axis_lengths.get("row"))
 
     def by_token(self, statistic: str) -> Float[Tensor, "layer batch position"]:
         """Returns a statistic of every token in the measured layers; NaN where undefined and at padding."""

@@ -136,7 +136,7 @@ class ResidualDrift(DriftByToken):
     the first of a text and special tokens.
     """
 
-    SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
+    _SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
     FIGURES = ("cosine", "rank", "churn", NEAREST)
 
     at: str

@@ -167,9 +167,9 @@ def _texts(model: HookedModel, ids: Int[Tensor, " place"], stack: str) -> dict[i
 class HeadExamples(Summed):
     """Example rows of every head: the strongest, some at random, and some of each fifth of its rows."""
 
-    SUBTRACT = "read the examples of both"
+    _SUBTRACT = "read the examples of both"
 
-    STATE: ClassVar[Mapping[str, Any]] = {
+    _STATE: ClassVar[Mapping[str, Any]] = {
         "rows": Int[Tensor, "layer head"],
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
@@ -206,9 +206,9 @@ class HeadExamples(Summed):
         return ExampleReducer(by, k, seed, POINTS.get(by, ()) if isinstance(by, str) else ())
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that do not depend on the data."""
-        return {**super().axis_lengths, "key": HIGHEST, "window": len(WINDOW)}
+        return {**super()._axis_lengths, "key": HIGHEST, "window": len(WINDOW)}
 
     def _check(self) -> None:
         super()._check()

@@ -62,10 +62,10 @@ class Faithfulness(Table):
     edges patched: 0 if nothing outside does the same work. Intervals are over pairs of prompts.
     """
 
-    SUBTRACT: ClassVar[str] = "subtract their `faithfulness`"
+    _SUBTRACT: ClassVar[str] = "subtract their `faithfulness`"
     _is_about_heads: ClassVar[bool] = False
-    MAIN = "faithfulness"
-    SAMPLE = "pair"
+    _MAIN = "faithfulness"
+    _SAMPLE = "pair"
     faithfulness = Statistic(
         meaning="The share of the metric that each circuit keeps.", bounds=(-math.inf, math.inf), axes="circuit"
     )
@@ -95,7 +95,7 @@ class Faithfulness(Table):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the labelled axes."""
         return {"pair": len(self.tokens), "circuit": len(self.sizes)}
 
@@ -155,7 +155,7 @@ class Faithfulness(Table):
             f"{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} is left "
             "without them"
         )
-        few = no_interval(self._n_distinct, self.SAMPLE)
+        few = no_interval(self._n_distinct, self._SAMPLE)
         areas = f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}" if self._has_areas else ""
         return with_minus_signs(f"On {self._texts}, {kept}{areas}{few}.")
 

@@ -311,7 +311,7 @@ class AttentionFlow(PagedResult):
     Rollout is a share, and its rows sum to 1; norms are in units of the stream, gradients in units of the metric.
     """
 
-    SUBTRACT: ClassVar[str] = "subtract what you compare: one.maps - other.maps"
+    _SUBTRACT: ClassVar[str] = "subtract what you compare: one.maps - other.maps"
 
     method: str
     """"rollout", "norm", "norm_residual" or "gradient"."""
@@ -329,7 +329,7 @@ class AttentionFlow(PagedResult):
     """For "gradient", the differentiated metric."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The number of layers and tokens."""
         return {"layer": len(self.layers), "query": len(self.tokens), "key": len(self.tokens)}
 

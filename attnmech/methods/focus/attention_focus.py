@@ -99,14 +99,14 @@ class AttentionFocus(FocusStatistics, RowMeans):
     Shares and masses are from 0 to 1, entropy is in nats, distance in tokens. NaN where no row defines a statistic.
     """
 
-    MAIN = "first_top"
+    _MAIN = "first_top"
     FIGURES: ClassVar[Mapping[str, str]] = {
         "self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration",
     }  # fmt: skip
     """Figures 4, 5 and 6, each with the statistic that it shows."""
-    BY_ROW = BY_ROW
-    STATE: ClassVar[Mapping[str, Any]] = {
-        **RowMeans.STATE,
+    _BY_ROW = BY_ROW
+    _STATE: ClassVar[Mapping[str, Any]] = {
+        **RowMeans._STATE,
         "top_key": Int[Tensor, "layer head batch row"],
         "rows": Float[Tensor, " class"],
         "distance": Float[Tensor, "class layer head distance"],

@@ -132,7 +132,7 @@ class GlobalReducer(Reducer):
 
     def close(self, state: State, run: Run) -> State:
         """The sums by text, without the tokens."""
-        names = ("sums", "counts", *(() if run.corpus else RowMeans.BY_ROW))
+        names = ("sums", "counts", *(() if run.corpus else RowMeans._BY_ROW))
         return closed({name: state[name] for name in names}, run)
 
     def merge(self, one: State, other: State) -> State:
@@ -151,7 +151,7 @@ class GlobalAttention(GlobalMasses, RowMeans):
     Shares of a row's attention, from 0 to 1; NaN where no row defines a mass.
     """
 
-    MAIN = "global_mass"
+    _MAIN = "global_mass"
     FIGURES = ("global_mass", "window_mass")
 
     @classmethod

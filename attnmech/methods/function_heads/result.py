@@ -41,7 +41,7 @@ class FunctionHeads(HeadEffects):
     `before` is ln p of the answer after shuffled examples, `clean` after right ones, in nats.
     """
 
-    SAMPLE = "answer"
+    _SAMPLE = "answer"
 
     clean: Float[Tensor, " text"]
     """ln p of each answer after right examples."""
@@ -95,7 +95,7 @@ class FunctionHeads(HeadEffects):
         copies = self.provenance.options.get("copies", 0)
         are = "pair is a copy of another" if copies == 1 else "pairs are copies of others"
         merged = f" {copies:,} {are} and counted once." if copies else ""
-        return f"{interval_note(answers, sample=self.SAMPLE)}{same}{merged}"
+        return f"{interval_note(answers, sample=self._SAMPLE)}{same}{merged}"
 
     @property
     def _title(self) -> str:

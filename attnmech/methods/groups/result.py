@@ -215,8 +215,8 @@ class GroupAttention(AgainstBaseline):
     groups.
     """
 
-    SUBTRACT = "subtract what you compare: one.difference(a, b) - other.difference(a, b)"
-    MEASURE = "attention"
+    _SUBTRACT = "subtract what you compare: one.difference(a, b) - other.difference(a, b)"
+    _MEASURE = "attention"
 
     names: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
@@ -248,7 +248,7 @@ class GroupAttention(AgainstBaseline):
         return tuple(permutations(self.names, 2))
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by groups of words and layers."""
         words = sum(map(len, self.words))
         return {"direction": len(self.directions), "measured": len(self.layers), "word": words}

@@ -262,7 +262,7 @@ class HeadTypes(TypeScores):
     Scores are shares from 0 to 1, by type and then `[layer head]`; NaN if no row has a target of that type.
     """
 
-    SUBTRACT = 'subtract what you compare: one.scores["induction"] - other.scores["induction"]'
+    _SUBTRACT = 'subtract what you compare: one.scores["induction"] - other.scores["induction"]'
 
     generated: bool
     """Whether the texts are repeated random tokens."""

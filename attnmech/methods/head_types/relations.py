@@ -226,8 +226,8 @@ def _best_offsets(
 class Relations(AgainstBaseline):
     """How often each head attends most to the labelled key, for each relation."""
 
-    SUBTRACT = 'subtract what you compare: one.accuracy("bracket") - other.accuracy("bracket")'
-    MEASURE = "accuracy"
+    _SUBTRACT = 'subtract what you compare: one.accuracy("bracket") - other.accuracy("bracket")'
+    _MEASURE = "accuracy"
 
     names: tuple[str, ...]
     """The relations, in the order of the axis `relation`."""
@@ -245,7 +245,7 @@ class Relations(AgainstBaseline):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by relations and layers."""
         return {"relation": len(self.names), "measured": len(self.layers)}
 

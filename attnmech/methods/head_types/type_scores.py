@@ -46,9 +46,9 @@ class TypeScores(AgainstBaseline, OverGroups):
     Scores are shares from 0 to 1, by type and then `[layer head]`; NaN if no row has a target of that type.
     """
 
-    MEASURE = "score"
+    _MEASURE = "score"
 
-    STATE: ClassVar[Mapping[str, Any]] = {
+    _STATE: ClassVar[Mapping[str, Any]] = {
         "mass": Float[Tensor, "type layer head group"],
         "top": Float[Tensor, "type layer head group"],
         "alone": Float[Tensor, "positional layer head group"],
@@ -80,10 +80,10 @@ class TypeScores(AgainstBaseline, OverGroups):
     """The types of the entries of `state`."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that do not depend on the data."""
         types = {"type": len(TYPES), "positional": len(POSITIONAL), "content": len(CONTENT)}
-        return {**super().axis_lengths, **types, "place": len(AROUND_KEY) + len(AROUND_QUERY)}
+        return {**super()._axis_lengths, **types, "place": len(AROUND_KEY) + len(AROUND_QUERY)}
 
     @cached_property
     def scores(self) -> ByType:

@@ -58,7 +58,7 @@ class Anomaly(NamedTuple):
 class EmbeddedPoints(HeadNumbers, PagedResult):
     """Queries and keys of heads as points in one space, with their measurements."""
 
-    SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
+    _SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
     FIGURES = ("points", "criterion")
 
     heads: tuple[tuple[int, int], ...]
@@ -129,7 +129,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes defined by heads, tokens and texts."""
         tokens = len(self.labels)
         return {"chosen": len(self.heads), "token": tokens, "point": 2 * tokens, "text": len(self.documents)}

@@ -222,9 +222,9 @@ class OddHeads(OddHeadStatistics, SummedTable):
     NaN where nothing was measured.
     """
 
-    SUBTRACT = "subtract what you compare: one.far_mass - other.far_mass"
+    _SUBTRACT = "subtract what you compare: one.far_mass - other.far_mass"
 
-    STATE: ClassVar[Mapping[str, Any]] = {
+    _STATE: ClassVar[Mapping[str, Any]] = {
         "far_mass": Float[Tensor, "far layer head group"],
         "far_uniform": Float[Tensor, "far layer group"],
         "far_rows": Float[Tensor, "far layer group"],
@@ -237,16 +237,16 @@ class OddHeads(OddHeadStatistics, SummedTable):
     }
     """The types of the entries of `state`."""
 
-    MAIN = "magnitude"
+    _MAIN = "magnitude"
 
     beyond: int
     """The smallest distance of a far key, in tokens."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that other fields define."""
         known = {"far": len(FAR), "class": len(ROW_CLASSES), "of_focus": len(OF_FOCUS), "of_updates": len(OF_UPDATES)}
-        return {**super().axis_lengths, **known}
+        return {**super()._axis_lengths, **known}
 
     @property
     def _reducer(self) -> Reducer:

@@ -219,8 +219,8 @@ class Redundancy(SummedTable):
     Heads of the same layer are compared on every row that counts, heads of different layers on sampled rows.
     """
 
-    SUBTRACT = "subtract what you compare: one.divergence - other.divergence"
-    MAIN = "within"
+    _SUBTRACT = "subtract what you compare: one.divergence - other.divergence"
+    _MAIN = "within"
     FIGURES = ("map", "within")
     within = Statistic(
         meaning="The divergence between any two heads of the same layer.",
@@ -233,14 +233,14 @@ class Redundancy(SummedTable):
         axes="layer head other_layer other_head",
     )
 
-    STATE: ClassVar[Mapping[str, Any]] = STATE
+    _STATE: ClassVar[Mapping[str, Any]] = STATE
     """The types of the entries of `state`."""
 
     rows: int
     """The largest number of rows of each text that were compared between layers."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that other fields define."""
         return axis_lengths(len(self.layers), self._heads, self.rows)
 

@@ -236,7 +236,7 @@ class NullAttention(NullStatistics, TextResult):
     for heads that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
     """
 
-    MAIN = "zero_value"
+    _MAIN = "zero_value"
 
     sink: str
     """The kind of sink: "first", "most_attended" or "special"."""
@@ -260,7 +260,7 @@ class NullAttention(NullStatistics, TextResult):
         return tuple(self._asked.any(dim=-1).nonzero()[:, 0].tolist())
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by facts, layers and texts."""
         layers, heads = self._first.swept.shape
         return {"fact": len(FACTS), "layer": layers, "head": heads, "text": len(self._first.tokens)}

@@ -207,7 +207,7 @@ class OVTokens(TokenStatistics, OfLayers):
     Logits are above their mean over the vocabulary, and are what a head would add if it attended to one token only.
     """
 
-    SUBTRACT = "subtract their statistics: one.copied - other.copied"
+    _SUBTRACT = "subtract their statistics: one.copied - other.copied"
     FIGURES = tuple(STATISTICS)
 
     layers: tuple[int, ...]
@@ -267,7 +267,7 @@ class OVTokens(TokenStatistics, OfLayers):
         return OVReducer(plan.attn_out not in ("", plan.out), _checked(model, tokens), k, measured)
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The number of layers measured."""
         return {"measured": len(self.layers)}
 

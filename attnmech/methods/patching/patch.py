@@ -43,7 +43,7 @@ BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_o
 class Patched(Effects):
     """How much of the clean run's metric is recovered by patching clean activations into the corrupted run."""
 
-    SAMPLE = "pair"
+    _SAMPLE = "pair"
     FIGURES = ("effect", "recovered")
     recovered = Statistic(
         meaning="(patched − corrupted) / (clean − corrupted), where each term is a mean over pairs: 1 if patching "
@@ -110,7 +110,7 @@ class Patched(Effects):
     @property
     def _about(self) -> str:
         count = int(self.swept.sum())
-        places = f"{count} {self.PLACE}{'' if count == 1 else 's'}"
+        places = f"{count} {self._PLACE}{'' if count == 1 else 's'}"
         return f"{self._opening}{self.method} at {places} on {self._texts}"
 
     def _minus(self, other: Self, paired: bool) -> Self:
@@ -135,7 +135,7 @@ class KVPatchEffects(PatchEffects):
     `effect [layer kv_head]` and `recovered [layer kv_head]`; all query heads that share a kv head read the change.
     """
 
-    PLACE: ClassVar[str] = "kv head"
+    _PLACE: ClassVar[str] = "kv head"
 
     def _named(self, layer: int, place: int) -> str:
         return f"kv head {place} of layer {layer}"
@@ -149,7 +149,7 @@ class PositionEffects(Patched):
     [layer position]` is its share of clean minus corrupted. Intervals are over pairs.
     """
 
-    PLACE: ClassVar[str] = "position"
+    _PLACE: ClassVar[str] = "position"
 
     def _check(self) -> None:
         super()._check()

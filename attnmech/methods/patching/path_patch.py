@@ -36,7 +36,7 @@ class PathEffects(HeadEffects):
     pairs of prompts. NaN where a sender has no path to a receiver.
     """
 
-    SAMPLE = "pair"
+    _SAMPLE = "pair"
 
     receivers: tuple[Head, ...]
     """The heads at which paths end; empty for the logits."""

@@ -184,7 +184,7 @@ def _kept(split: Directions, kept: Int[Tensor, "head kept"]) -> Float[Tensor, "s
 class QKDirections(OfLayers):
     """The singular directions of W_Q W_Kᵀ of each head, numbered from the largest singular value down."""
 
-    SUBTRACT = "the directions of two models differ; compare their shares of query_key: am.variance_shares"
+    _SUBTRACT = "the directions of two models differ; compare their shares of query_key: am.variance_shares"
 
     layers: tuple[int, ...]
     n_layers: int
@@ -216,7 +216,7 @@ class QKDirections(OfLayers):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The number of layers measured."""
         return {"measured": len(self.layers), "side": len(SIDES), "end": len(ENDS)}
 

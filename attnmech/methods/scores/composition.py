@@ -159,7 +159,7 @@ class Composition(PagedResult):
     positions).
     """
 
-    SUBTRACT = "subtract the scores: one.v - other.v"
+    _SUBTRACT = "subtract the scores: one.v - other.v"
     FIGURES = KINDS
 
     q: Float[Tensor, "layer head later_layer later_head"]
@@ -171,7 +171,7 @@ class Composition(PagedResult):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The number of layers."""
         return {"layer": len(self.q), "later_layer": len(self.q)}
 

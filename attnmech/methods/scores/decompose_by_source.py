@@ -254,7 +254,7 @@ class SourceDecomposition(Result):
     other.
     """
 
-    SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
+    _SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
 
     parts: tuple[SourceParts, ...]
     """The contributions from which the matrices are computed, layer by layer."""
@@ -264,7 +264,7 @@ class SourceDecomposition(Result):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The number of texts."""
         return {"batch": len(self.tokens)}
 

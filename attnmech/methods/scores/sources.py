@@ -63,7 +63,7 @@ class SourceParts:
     """What each other term of the score adds to `preference`; empty in files of older versions."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by heads and sources."""
         return {"head": len(self.heads), "source": len(self.sources)}
 

@@ -105,7 +105,7 @@ _ROWS_AT_ONCE: Final = 256
 class SplitScores(Result):
     """Attention scores as a sum of terms, in the units of the softmax's input."""
 
-    SUBTRACT = 'subtract a term of texts of one length: one.terms["query_key"] - other.terms["query_key"]'
+    _SUBTRACT = 'subtract a term of texts of one length: one.terms["query_key"] - other.terms["query_key"]'
 
     layers: tuple[int, ...]
     """The decomposed layers, in the order of the axis `layer` in tensors that have a query or key axis.
@@ -129,7 +129,7 @@ class SplitScores(Result):
     """The means at which queries and keys are split; None if they are split at the model's own biases."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by tokens."""
         queries, keys = len(self.tokens[0]), len(self.key_tokens[0])
         return {
@@ -140,7 +140,7 @@ class SplitScores(Result):
         }
 
     def _check(self) -> None:
-        lengths = self.axis_lengths
+        lengths = self._axis_lengths
         check_rows("tokens", self.tokens, lengths["batch"], lengths["position"])
         check_rows("key_tokens", self.key_tokens, lengths["batch"], lengths["key"])
         if len(self.parts) != len(self.layers):

@@ -189,7 +189,7 @@ class VarianceShares(ScoreShares, RowMeans):
     are NaN where no row sees two keys with different scores. Texts are weighted by the variance of their scores.
     """
 
-    MAIN = "position"
+    _MAIN = "position"
 
     centre: str
     """The means at which queries and keys are split; "None" if they are split at the model's own biases."""

@@ -55,9 +55,9 @@ class SegmentStatistics:
 class SegmentMeans(SegmentStatistics, SummedTable):
     """The means of attention between segments, computed from sums over texts."""
 
-    MAIN = "earlier_excess"
+    _MAIN = "earlier_excess"
 
-    STATE: ClassVar[Mapping[str, Any]] = {
+    _STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "lag layer head group"],
         "expected": Float[Tensor, "lag layer head group"],
         "counts": Float[Tensor, "lag 1 1 group"],
@@ -79,7 +79,7 @@ class SegmentMeans(SegmentStatistics, SummedTable):
     """Whether tokens can attend to later ones."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that other fields define."""
         return {"layer": len(self.layers), "lag": len(self.lags)}
 

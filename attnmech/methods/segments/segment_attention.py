@@ -143,10 +143,10 @@ class SegmentAttention(SegmentMeans):
     Masses are shares of a row's attention, from 0 to 1; kurtosis is without unit.
     """
 
-    SUBTRACT = "subtract what you compare: one.previous - other.previous"
+    _SUBTRACT = "subtract what you compare: one.previous - other.previous"
     FIGURES = ("earlier_excess", "mass", "excess", "per_token", "receivers")
 
-    CELLS: ClassVar[Mapping[str, Any]] = {
+    _CELLS: ClassVar[Mapping[str, Any]] = {
         "mass": Float[Tensor, "layer head batch query_segment key_segment"],
         "distance": Float[Tensor, "layer head batch distance"],
         "row": Float[Tensor, "layer head batch row"],
@@ -163,15 +163,15 @@ class SegmentAttention(SegmentMeans):
     """
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that other fields define."""
-        return {**super().axis_lengths, **({"batch": len(self.starts)} if self.starts else {})}
+        return {**super()._axis_lengths, **({"batch": len(self.starts)} if self.starts else {})}
 
     def _check(self) -> None:
         super()._check()
-        check_entries("state", self.state, self.CELLS, self.axis_lengths)
+        check_entries("state", self.state, self._CELLS, self._axis_lengths)
         if self.starts:
-            [self.state[name] for name in self.CELLS]
+            [self.state[name] for name in self._CELLS]
         for own, tokens, _ in zip(self.starts, self.tokens, self.begins, strict=True):
             if own[0] != 0 or own[-1] != len(tokens) or any(b <= a for a, b in pairwise(own)):
                 raise ValueError("`starts` must increase from 0 to the number of tokens of each text")

@@ -236,7 +236,7 @@ class SegmentEffects(PagedResult):
     In a causal model, means are over the tokens from the query segment's first token; in others over the whole text.
     """
 
-    SUBTRACT = "subtract what you compare: one.kl - other.kl"
+    _SUBTRACT = "subtract what you compare: one.kl - other.kl"
     FIGURES = METRICS
 
     kl: Float[Tensor, "query_segment key_segment"]
@@ -255,7 +255,7 @@ class SegmentEffects(PagedResult):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The number of segments."""
         count = len(self.starts) - 1
         return {"query_segment": count, "key_segment": count, "segment": count}

@@ -119,7 +119,7 @@ class MeanDifference(PagedResult):
     on the right side of the midpoint (0.5 is chance), `distance` the distance of the groups along that direction.
     """
 
-    SUBTRACT: ClassVar[str] = "subtract their `direction`"
+    _SUBTRACT: ClassVar[str] = "subtract their `direction`"
 
     at: str
     layers: tuple[int, ...]
@@ -134,7 +134,7 @@ class MeanDifference(PagedResult):
     provenance: Provenance
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the labelled axes."""
         return {"layer": len(self.layers)}
 

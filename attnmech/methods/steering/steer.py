@@ -41,9 +41,9 @@ from .mean_difference import MeanDifference
 class Steering(Table):
     """The effect of adding a direction on a metric, by factor: `effect [factor]`; intervals are over texts."""
 
-    SUBTRACT: ClassVar[str] = "subtract their `effect`"
+    _SUBTRACT: ClassVar[str] = "subtract their `effect`"
     _is_about_heads: ClassVar[bool] = False
-    MAIN = "effect"
+    _MAIN = "effect"
     effect = Statistic(
         meaning="The mean change of the metric over texts.", tested=True, bounds=(-math.inf, math.inf), axes="factor"
     )
@@ -70,7 +70,7 @@ class Steering(Table):
     """For each of the other texts, the number of the first that is the same; empty if all differ."""
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the labelled axes."""
         return {"factor": len(self.factors), "text": len(self.tokens)}
 

@@ -140,7 +140,7 @@ def _numbers(frame: pd.DataFrame, name: str, earlier: Sequence[pd.DataFrame]) ->
 class Trajectory(PagedResult):
     """A result's numbers at every checkpoint."""
 
-    SUBTRACT = "subtract the results of two checkpoints"
+    _SUBTRACT = "subtract the results of two checkpoints"
 
     steps: tuple[str, ...]
     """The names of the checkpoints."""

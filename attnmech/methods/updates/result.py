@@ -136,11 +136,11 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
     Magnitudes are in units of the stream's own norm, orientations are cosines.
     """
 
-    MAIN = "magnitude"
+    _MAIN = "magnitude"
     FIGURES = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
-    BY_ROW = (*RowMeans.BY_ROW, "top_key", "block_values", "block_valid", "logits", "final_scale")
-    STATE: ClassVar[Mapping[str, Any]] = {
-        **RowMeans.STATE,
+    _BY_ROW = (*RowMeans._BY_ROW, "top_key", "block_values", "block_valid", "logits", "final_scale")
+    _STATE: ClassVar[Mapping[str, Any]] = {
+        **RowMeans._STATE,
         "top_key": Int[Tensor, "layer head batch row"],
         "block_sums": Float[Tensor, "block_statistic class layer 1 group"],
         "block_counts": Float[Tensor, "block_statistic class layer 1 group"],
@@ -156,9 +156,9 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
     )
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
+    def _axis_lengths(self) -> Mapping[str, int]:
         """Those of `RowMeans`; `logit` is no statistic of rows."""
-        return {**super().axis_lengths, "statistic": len(STATISTICS)}
+        return {**super()._axis_lengths, "statistic": len(STATISTICS)}
 
     @property
     def quantities(self) -> tuple[str, ...]:
@@ -401,7 +401,7 @@ class BlockUpdates(BlockStatistics, RowMeans):
     added. `cancellation` is ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in one direction, near 0 where they cancel.
     """
 
-    MAIN = "attn_magnitude"
+    _MAIN = "attn_magnitude"
 
     @property
     def _places(self) -> Places:
