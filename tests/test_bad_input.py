@@ -251,7 +251,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 
 def test_options_of_results() -> None:
     focus, split = am.attention_focus(demo, list(TEXTS)), am.decompose_scores(demo, TEXT)
-    effects, updates = swept(), am.residual_updates(demo, TEXT)
+    effects = swept()
     why = am.decompose_by_source(demo, TEXT, layers=[1])
     cases: list[Case] = [
         *(
@@ -274,7 +274,6 @@ def test_options_of_results() -> None:
             InputError,
             "`merged` takes AttentionFocus results; got 5",
         ),
-        (lambda: updates.numbers(layers=[9]), InputError, "`layer` must be one of the layers measured"),
         (lambda: split.select([True]), InputError, "`layer` must be one of the layers decomposed"),
         (lambda: split.numbers(ranks="x"), InputError, "`ranks` must be a whole number"),
         (lambda: split.terms["foo"], MissingPointError, "these scores have no term 'foo'; they have query_key"),

@@ -19,9 +19,9 @@ from ..maths.outliers import spread_of
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.figures import letter_of
 from ..methods.head_types.formulas import POSITIONAL
-from ..methods.head_types.head_types import RESTING, HeadTypes
+from ..methods.head_types.head_types import RESTING, HeadTypes, top_scores, why_unclaimed
 from ..methods.null_attention.result import NullAttention
-from ..methods.scores.decompose_scores import ScoreDecomposition
+from ..methods.scores.decompose_scores import ScoreDecomposition, head_numbers
 from ..methods.updates.result import ResidualUpdates
 from ..results.head_page import robust
 from ..runs.effects import HeadEffects
@@ -223,7 +223,7 @@ class HeadFacts(ABC):
             return "\n".join(f"{kind}: {self._where(kind).lower()}{self._share(layer, head, kind)}" for kind in kinds)
         if self.types is None:
             return ""
-        return f"{self.types.why_unclaimed(layer, head)} Highest scores: {self.types.top_scores(layer, head)}."
+        return f"{why_unclaimed(self.types, layer, head)} Highest scores: {top_scores(self.types, layer, head)}."
 
     def _example(self, layer: int, head: int) -> str:
         example = None if self.types is None else self.types.example_of(layer, head)
@@ -380,7 +380,7 @@ class TextHeads(HeadFacts):
     @property
     def further_numbers(self) -> list[HeadNumber]:
         """The terms' shares of the highest scores."""
-        return self.scores.head_numbers(self.view)
+        return head_numbers(self.scores, self.view)
 
     def _here(self, layer: int, head: int) -> str:
         """The head's most telling row, and the keys that it attends to most over all rows."""

@@ -12,13 +12,16 @@ from ..basics.messages import first_line
 from ..basics.nouns import Nouns, counted
 from ..batch import Batch
 from ..demo.text import documents
+from ..draw.chart import at_head
 from ..draw.embed import View
+from ..draw.section import Section
 from ..errors import ExactnessError, InputError, UnsupportedModelError
 from ..methods.ablation.heads import ablate_heads
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.head_types import RESTING, HeadTypes, HeadTypesReducer, head_types
 from ..methods.head_types.repeated import TOKENS
-from ..methods.null_attention.result import INTERVENTIONS, NullAttention, null_attention
+from ..methods.null_attention.result import INTERVENTIONS, NullAttention, null_attention, reading_of
+from ..methods.null_attention.sums import SINKS
 from ..methods.scores.decompose_by_source import SourceDecomposition, decompose_by_source
 from ..methods.updates.result import ResidualUpdates
 from ..model.run.hooked import HookedModel
@@ -45,6 +48,36 @@ class Measured:
     """The Python call that reproduces the result."""
     on: str
     """The texts, in words: "this text", or "this text and 40 built-in texts"."""
+
+
+def section_of(result: HeadEffects | NullAttention, call: str, layers: Sequence[int], on: str) -> Section:
+    """The map of an ablation, for a page on which the reader chooses a head in `layers`; `on` names the texts."""
+    if isinstance(result, NullAttention):
+        name, contents, heading = "null-attention", "Null attention", f"Effects of attention to {SINKS[result.sink]}"
+        reading = reading_of(result)
+        caveat = "A verdict needs an interval, and an interval needs at least five texts."
+    else:
+        name, contents, heading = "ablation", "Without each head", "What the model loses with each head"
+        loss = "the loss of masked tokens" if "masked" in result.provenance.options else "the loss"
+        reading = (
+            f"Each cell is one head. Blue: {loss} rises without it, so it helped; brown: the loss falls; "
+            "pale: the change is not clear among all heads."
+        )
+        caveat = (
+            "Other heads may take over for an ablated head, so heads that matter together can each look idle. "
+            "Without an ablation, the model may never see zero there."
+        )
+    return Section(
+        name=f"map-{name}",
+        contents=contents,
+        tab="matter",
+        heading=heading,
+        finding=result.lead,
+        reading=f"{reading} Click a cell to choose its head.",
+        caveat=f"On {on}. {caveat}",
+        figures={name: at_head(result.plot(), result.layers, tuple(layers))},
+        call=f"{call}.plot()",
+    )
 
 
 def streamed(

@@ -19,18 +19,20 @@ from ..draw.section import OfPattern, Section
 from ..draw.text import bound, html_text, percent, visible_token
 from ..errors import InputError
 from ..maths.scores import names_along_row
-from ..methods.focus.attention_focus import AttentionFocus
-from ..methods.focus.section import about_all_heads
-from ..methods.head_types.head_types import HeadTypes
+from ..methods.focus.attention_focus import AttentionFocus, focus_numbers
+from ..methods.focus.section import about_all_heads, focus_sections
+from ..methods.head_types.head_types import HeadTypes, top_scores, types_section
 from ..methods.null_attention.result import NullAttention
 from ..methods.scores.decompose_by_source import SourceDecomposition
 from ..methods.scores.decompose_scores import ScoreDecomposition
-from ..methods.updates.result import ResidualUpdates
+from ..methods.scores.section import score_sections
+from ..methods.updates.result import ResidualUpdates, update_numbers
+from ..methods.updates.section import update_sections
 from ..model.parts.certificate import Certificate
 from ..runs.effects import HeadEffects
 from . import limits
 from .heads import TextHeads
-from .measures import Measured
+from .measures import Measured, section_of
 from .tokens import TokenPaths
 
 STACK_WORDS: Final = {
@@ -281,11 +283,11 @@ class Report(WritesHtml):
 
     def _sections(self, view: ScoreNumbers) -> list[Section]:
         """The page's sections: those of figures 1 to 10, then the further measurements."""
-        nouns, layers, calls = self.nouns, view.layers, self.calls
+        nouns, layers, calls, updates = self.nouns, view.layers, self.calls, self.updates
         other = None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns)
-        further = [part.result.section(part.call, layers, part.on) for part in self.measured]
-        heads = about_all_heads(self.focus.numbers(nouns))
-        overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], heads, other)
+        further = [section_of(part.result, part.call, layers, part.on) for part in self.measured]
+        focus = focus_numbers(self.focus, nouns)
+        overview, *scores = score_sections(view, calls["scores"], calls["view"], about_all_heads(focus), other)
         return [
             *([] if self.sense is None else [self.sense]),
             *scores,
@@ -294,15 +296,15 @@ class Report(WritesHtml):
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
             *self.paths.sections(calls["arguments"], view.tokens, layers, nouns),
-            *self.focus.sections(calls["focus"], layers, nouns),
-            *([] if self.updates is None else self.updates.sections(calls["updates"], layers, nouns)),
+            *focus_sections(focus, calls["focus"], layers),
+            *([] if updates is None else update_sections(update_numbers(updates, 0, layers, nouns), calls["updates"])),
             *(replace(section, numbered=True) for section in further),
         ]
 
     def _with_types(self, overview: Section, types: HeadTypes) -> Section:
         """Adds each head's type to the hover boxes of the small maps."""
         heads = range(self.scores.residual.shape[1])
-        remarks = tuple(types.top_scores(layer, head) for layer in self.scores.layers for head in heads)
+        remarks = tuple(top_scores(types, layer, head) for layer in self.scores.layers for head in heads)
         return replace(overview, figures={name: OfPattern("model", remarks) for name in overview.figures})
 
     def _types(self, types: HeadTypes) -> Section:
@@ -310,7 +312,7 @@ class Report(WritesHtml):
         effect = None if self.effects is None else self.effects.effect
         measured = [] if effect is None else effect.isfinite().nonzero().tolist()
         effects = {} if effect is None else {(layer, head): float(effect[layer, head]) for layer, head in measured}
-        return types.section("am.head_types(model)", effects=effects, sentence=self.on_text)
+        return types_section(types, "am.head_types(model)", effects=effects, sentence=self.on_text)
 
     @property
     def _kernels(self) -> list[Section]:

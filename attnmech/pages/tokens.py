@@ -9,8 +9,11 @@ from ..basics.nouns import TEXT, Nouns
 from ..batch import Batch
 from ..draw.section import Section
 from ..errors import InputError
-from ..methods.drift.result import ResidualDrift
+from ..methods.drift.result import ResidualDrift, drift_numbers
+from ..methods.drift.section import drift_section
 from ..methods.flow.result import AttentionFlow, FlowReducer
+from ..methods.flow.section import flow_section
+from ..methods.segments.section import segment_section
 from ..methods.segments.segment_attention import SegmentAttention, SegmentReducer
 from ..methods.segments.segmentation import Segmented
 from ..model.run.hooked import HookedModel
@@ -61,15 +64,20 @@ class TokenPaths:
         self, arguments: str, tokens: Sequence[str], layers: Sequence[int], nouns: Nouns = TEXT
     ) -> list[Section]:
         """The page's sections, which follow the query that the reader chooses; `arguments` are those of the calls."""
-        sections = []
+        sections, flow, segments = [], self.flow, self.segments
         if self.drift is not None:
-            sections.append(self.drift.token_section(f"am.residual_drift{arguments}", layers))
-        if self.flow is not None:
+            sections.append(drift_section(drift_numbers(self.drift), f"am.residual_drift{arguments}", layers))
+        if flow is not None:
+            call = f'am.attention_flow{arguments[:-1]}, method="norm_residual")'
+            shares = flow.shares[:, 0].float().numpy()
             sections.append(
-                self.flow.token_section(f'am.attention_flow{arguments[:-1]}, method="norm_residual")', layers, nouns)
+                flow_section(shares, flow.tokens, layers_of_flow=flow.layers, layers=layers, call=call, nouns=nouns)
             )
-        if self.segments is not None:
-            sections.append(self.segments.token_section(f"am.segment_attention{arguments}", tokens, layers))
+        if segments is not None:
+            rows = [segments.layers.index(layer) for layer in layers]
+            mass, expected = (values[rows].float().numpy() for values in (segments.mass(), segments.expected()))
+            texts, starts, call = segments.segments_of(), segments.starts[0], f"am.segment_attention{arguments}"
+            sections.append(segment_section(mass, expected, texts, starts, tokens=tokens, layers=layers, call=call))
         return sections
 
 

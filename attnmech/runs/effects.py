@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..basics.fields import check_layers
 from ..basics.messages import capitalised
-from ..draw.chart import at_head
 from ..draw.section import Section
 from ..errors import InputError
 from ..interventions import Head
@@ -264,23 +263,6 @@ class HeadEffects(Effects):
         include the spread of the texts and of their donors.
         """
         return None if self.by_draw is None else self.by_draw.std(dim=-1)
-
-    def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
-        """The map of heads, for a page on which the reader chooses a head in `layers`; `on` names the texts."""
-        loss = "the loss of masked tokens" if "masked" in self.provenance.options else "the loss"
-        return Section(
-            name="map-ablation",
-            contents="Without each head",
-            tab="matter",
-            heading="What the model loses with each head",
-            finding=self.lead,
-            reading=f"Each cell is one head. Blue: {loss} rises without it, so it helped; brown: the loss falls; "
-            "pale: the change is not clear among all heads. Click a cell to choose its head.",
-            caveat=f"On {on}. Other heads may take over for an ablated head, so heads that matter together can each "
-            f"look idle. Without an ablation, the model may never see zero there.",
-            figures={"ablation": at_head(self.plot(), self.layers, tuple(layers))},
-            call=f"{call}.plot()",
-        )
 
     @property
     def _further(self) -> Mapping[str, Tensor]:

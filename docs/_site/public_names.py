@@ -139,13 +139,7 @@ def _home(kind: type, calls: dict[str, Any]) -> str | None:
 
 add_questions()
 
-NOT_FOR_USERS: Final = frozenset(
-    (
-        *("section", "sections", "token_section", "token_numbers", "numbers", "top_scores", "on_text"),
-        "why_unclaimed",
-        *("lead", "by_head", "provenance", "parts"),
-    )
-)
+NOT_FOR_USERS: Final = frozenset(("numbers", "on_text", "lead", "by_head", "provenance", "parts"))
 """Members for pages and files, and those that all results share."""
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.methods.focus.attention_focus import focus_numbers
 from attnmech.methods.null_attention.formulas import VERDICTS
 
 JUDGED = {"answers": torch.tensor([5, 9, 11, 6, 8]), "against": torch.tensor([7, 4, 30, 3, 10])}
@@ -83,8 +84,8 @@ def test_figures_show_the_layers_that_were_measured() -> None:
     trace, *_ = am.null_attention(model, ids, heads=[(2, 1)]).plot().data
     assert [label.split(" ")[0] for label in trace.y] == ["2"]
     focus = am.attention_focus(model, ids, layers=[2, 0])
-    assert focus.numbers().layers == (2, 0)
-    np.testing.assert_array_equal(focus.numbers().first_top, focus.first_top[[2, 0]].float().numpy())
+    assert focus_numbers(focus).layers == (2, 0)
+    np.testing.assert_array_equal(focus_numbers(focus).first_top, focus.first_top[[2, 0]].float().numpy())
     frame = focus.to_frame()
     assert list(frame["layer"]) == [2] * 5 + [0] * 5
     assert list(frame["entropy"]) == focus.entropy[[2, 0]].flatten().tolist() and not frame["entropy"].isna().any()

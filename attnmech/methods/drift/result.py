@@ -29,7 +29,7 @@ from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .by_token import MOST_NAMED, DriftByToken
 from .formulas import SIMILARITIES
-from .section import NAMED, PLACE_WORDS, DriftNumbers, drift_section, nearest_chart, reading_of
+from .section import NAMED, PLACE_WORDS, DriftNumbers, nearest_chart, reading_of
 from .sums import OWN_LIST, PLACES, STATISTICS, ComparedRows, DriftSums, stream_points
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
 from .word_types import WORD_TYPES, checked_words
@@ -261,7 +261,7 @@ class ResidualDrift(DriftByToken):
         figure = "cosine" if figure is None else option("figure", figure, self.FIGURES)
         if figure == NEAREST:
             place = self._place(text, self._first(text) if token is None else token)[1]
-            return nearest_chart(self.token_numbers(text)).figure(query=self._real(text).index(place))
+            return nearest_chart(drift_numbers(self, text)).figure(query=self._real(text).index(place))
         label, log = self._label(figure), figure == "rank"
         order = sorted(range(len(self.layers)), key=lambda place: self.layers[place])
         layers = [self.layers[place] for place in order]
@@ -307,53 +307,6 @@ class ResidualDrift(DriftByToken):
         if figure == "rank":
             return f"1 + rank of the token's own row (of {self.vocabulary:,})"
         return f"share of new rows among the {self.k} nearest"
-
-    @property
-    def section(self) -> Section:
-        """The three figures and their finding, for a page."""
-        figures = [name for name in self.FIGURES if name != NEAREST]
-        return Section(
-            "How far tokens move from their embeddings",
-            " ".join(map(self._reading, figures)),
-            {f"drift-{name}": self.plot(name) for name in figures},
-            'drift.plot("cosine")',
-            name="drift",
-            contents="Drift",
-            finding=self.verdicts().lead,
-            caveat=self._caveat,
-        )
-
-    def token_section(self, call: str, layers: Sequence[int]) -> Section:
-        """The drift of one token, for a page on which the reader chooses a token and one of `layers`.
-
-        `call` is the Python expression for this result.
-        """
-        return drift_section(self.token_numbers(), call, layers)
-
-    def token_numbers(self, text: int = 0) -> DriftNumbers:
-        """The numbers that a page shows for each token of a text."""
-        order, real = sorted(range(len(self.layers)), key=lambda place: self.layers[place]), self._real(text)
-        cosine, rank, churned = (
-            self.by_token(name)[order][:, text][:, real].T.numpy() for name in ("cosine", "rank", "churn")
-        )
-        means = {name: self[name].means.mean[order].numpy() for name in ("cosine", "log_rank", "churn")}
-        ids = self._kept("nearest")[order][:, text][:, real][..., :NAMED].transpose(0, 1)
-        known = {token: place for place, token in enumerate(self.names)}
-        baselines = self._baselines(order)
-        return DriftNumbers(
-            layers=tuple(self.layers[place] for place in order),
-            tokens=tuple(self.tokens[text][place] for place in real),
-            vocabulary=self.vocabulary,
-            k=self.k,
-            cosine=cosine,
-            rank=rank,
-            churn=churned,
-            means={"cosine": means["cosine"], "rank": 10 ** means["log_rank"] - 1, "churn": means["churn"]},
-            between_tokens=baselines["two tokens of a text"],
-            to_any_row=baselines["any row of the vocabulary"],
-            nearest=np.vectorize(known.__getitem__, otypes=[np.int64])(ids.numpy()),
-            names=tuple(self.names.values()),
-        )
 
     def _sections(self) -> Sequence[Section]:
         made = [
@@ -432,3 +385,29 @@ class _Merging(DriftSums):
 
     def __init__(self) -> None:
         """Merging states needs no reference."""
+
+
+def drift_numbers(drift: ResidualDrift, text: int = 0) -> DriftNumbers:
+    """The numbers that a page shows for each token of a text."""
+    order, real = sorted(range(len(drift.layers)), key=lambda place: drift.layers[place]), drift._real(text)
+    cosine, rank, churned = (
+        drift.by_token(name)[order][:, text][:, real].T.numpy() for name in ("cosine", "rank", "churn")
+    )
+    means = {name: drift[name].means.mean[order].numpy() for name in ("cosine", "log_rank", "churn")}
+    ids = drift._kept("nearest")[order][:, text][:, real][..., :NAMED].transpose(0, 1)
+    known = {token: place for place, token in enumerate(drift.names)}
+    baselines = drift._baselines(order)
+    return DriftNumbers(
+        layers=tuple(drift.layers[place] for place in order),
+        tokens=tuple(drift.tokens[text][place] for place in real),
+        vocabulary=drift.vocabulary,
+        k=drift.k,
+        cosine=cosine,
+        rank=rank,
+        churn=churned,
+        means={"cosine": means["cosine"], "rank": 10 ** means["log_rank"] - 1, "churn": means["churn"]},
+        between_tokens=baselines["two tokens of a text"],
+        to_any_row=baselines["any row of the vocabulary"],
+        nearest=np.vectorize(known.__getitem__, otypes=[np.int64])(ids.numpy()),
+        names=tuple(drift.names.values()),
+    )

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, whole_number
-from ...basics.nouns import TEXT, Nouns
 from ...basics.public import public
 from ...batch import Batch
 from ...draw.all_heads import model_view
@@ -50,7 +49,6 @@ from ...runs.judged import JudgedTexts
 from ...runs.metrics import Metric, MetricLike
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.stream import stream
-from .section import flow_section
 
 
 def weighted_gradients(
@@ -401,19 +399,6 @@ class AttentionFlow(PagedResult):
             columns[f"source_{place + 1}"] = top.indices[:, place].masked_fill(~positive, -1).tolist()
             columns[f"share_{place + 1}"] = top.values[:, place].clamp_min(0).tolist()
         return pd.DataFrame({"layer": list(self.layers), "itself": itself, **columns})
-
-    def token_section(self, call: str, layers: Sequence[int], nouns: Nouns = TEXT) -> Section:
-        """The inflows of the selected token, for a page on which the reader selects one of `layers`; `call` is the
-        Python call that returns this result.
-        """
-        return flow_section(
-            self._row_shares.float().numpy(),
-            self.tokens,
-            layers_of_flow=self.layers,
-            layers=layers,
-            call=call,
-            nouns=nouns,
-        )
 
     @property
     def _row_shares(self) -> Float[Tensor, "layer query key"]:

@@ -218,37 +218,15 @@ class AttentionFocus(FocusStatistics, RowMeans):
         if self.parts is not None or figure not in self.FIGURES:
             return self._map(self.FIGURES.get(figure, figure), layer, head)
         chosen = None if layer is None or head is None else (layer, head)
-        return rank_lines(self.numbers(), self.FIGURES[figure], chosen)
+        return rank_lines(focus_numbers(self), self.FIGURES[figure], chosen)
 
-    def numbers(self, nouns: Nouns = TEXT) -> "FocusNumbers":
-        """Returns the numbers of figures 4 to 6 as arrays; `nouns` are the figures' words for the input."""
+    def _sections(self, layers: Sequence[int] = ()) -> "Sequence[Section]":
         if self.parts is not None:
-            raise InputError("figures 4 to 6 show shares, and this result is a difference; use .plot().")
-
-        def array(value: Tensor) -> Any:
-            return value[list(self.layers)].float().numpy()
-
-        ends = {name: self[name].interval() for name in FOCUS_NUMBERS}
-        left_out = "" if "first" in self.chosen else f" The first row of each {nouns.text} is excluded."
-        return FocusNumbers(
-            layers=self.layers,
-            crosses=self._crosses,
-            nouns=nouns,
-            **{name: array(self[name].mean) for name in FOCUS_NUMBERS},
-            rows=f"Rows that see only one key are excluded.{left_out}",
-            low={name: array(low) for name, (low, _) in ends.items()},
-            high={name: array(high) for name, (_, high) in ends.items()},
-        )
-
-    def sections(self, call: str = "focus", layers: Sequence[int] = (), nouns: Nouns = TEXT) -> "list[Section]":
-        """Figures 4 to 6 as a page shows them; with `layers`, the reader can choose a head in these layers."""
-        return focus_sections(self.numbers(nouns), call, layers)
-
-    def _sections(self) -> "Sequence[Section]":
-        return self._difference_sections(self.FIGURES) if self.parts is not None else self.sections()
+            return self._difference_sections(self.FIGURES)
+        return focus_sections(focus_numbers(self), "focus", layers)
 
     def _page_sections(self) -> "Sequence[Section]":
-        return self._sections() if self.parts is not None else self.sections(layers=self.layers)
+        return self._sections(self.layers)
 
     @property
     def lead(self) -> str:
@@ -333,3 +311,24 @@ class AttentionFocus(FocusStatistics, RowMeans):
 
     def _comparable(self) -> dict[str, Any]:
         return super()._comparable() | {"last": self.last}
+
+
+def focus_numbers(focus: AttentionFocus, nouns: Nouns = TEXT) -> FocusNumbers:
+    """Returns the numbers of figures 4 to 6 as arrays; `nouns` are the figures' words for the input."""
+    if focus.parts is not None:
+        raise InputError("figures 4 to 6 show shares, and this result is a difference; use .plot().")
+
+    def array(value: Tensor) -> Any:
+        return value[list(focus.layers)].float().numpy()
+
+    ends = {name: focus[name].interval() for name in FOCUS_NUMBERS}
+    left_out = "" if "first" in focus.chosen else f" The first row of each {nouns.text} is excluded."
+    return FocusNumbers(
+        layers=focus.layers,
+        crosses=focus._crosses,
+        nouns=nouns,
+        **{name: array(focus[name].mean) for name in FOCUS_NUMBERS},
+        rows=f"Rows that see only one key are excluded.{left_out}",
+        low={name: array(low) for name, (low, _) in ends.items()},
+        high={name: array(high) for name, (_, high) in ends.items()},
+    )

@@ -379,42 +379,6 @@ class HeadTypes(TypeScores):
         chosen = moving if len(moving) else claims
         return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
 
-    def top_scores(self, layer: int, head: int) -> str:
-        """Lists a head's three highest scores in words: "induction 0.93, previous 0.04".
-
-        >>> import attnmech as am
-        >>> am.head_types(am.load()).top_scores(2, 6).split(",")[0]
-        'induction 0.96'
-        """
-        scores = {name: float(self.scores[name][layer, head]) for name in self.scores if name != "broad"}
-        known = [name for name in scores if scores[name] == scores[name]]
-        best = sorted(known, key=lambda name: -scores[name])[:3]
-        return ", ".join(f"{name} {scores[name]:.2f}" for name in best)
-
-    def why_unclaimed(self, layer: int, head: int) -> str:
-        """Says why a head without a claim has none: what its highest score lacks.
-
-        >>> import attnmech as am
-        >>> am.head_types(am.load()).why_unclaimed(0, 2).split(",")[0]
-        'No type is claimed: previous (0.13) is above its baseline'
-        """
-        known = {name: float(self.scores[name][layer, head]) for name in TYPES}
-        name = max(known, key=lambda name: known[name] if known[name] == known[name] else -1.0)
-        low, high = (float(end[layer, head]) for end in self[name].simultaneous())
-        if math.isnan(low):
-            return f"No type is claimed: a claim needs {LEAST_TEXTS} texts with targets."
-        score, baseline, top = (float(of[name][layer, head]) for of in (self.scores, self.baselines, self.tops))
-        if low <= 0:
-            ends = " to ".join(signed(end, ".2f") for end in (low, high))
-            return (
-                f"No type is claimed: {name} ({score:.2f}) is not clearly above its baseline ({baseline:.2f}); the 95 "
-                f"% interval of the difference, for all heads and types together, is {ends}."
-            )
-        return (
-            f"No type is claimed: {name} ({score:.2f}) is above its baseline, but below {TRIVIAL_MASS}, and its "
-            f"targets are the highest key in {percent(top, 0)} of rows, less than half."
-        )
-
     def on_text(self) -> str:
         """Describes how heads attend to the delimiters of a single text, without a claim; empty without delimiters."""
         if self.documents != 1:
@@ -429,18 +393,6 @@ class HeadTypes(TypeScores):
             share = f"{percent(mass, 0)} of its attention (distance alone: {percent(baseline, 0)})"
             sentences.append(f"L{layer}H{head} gives {_PLURAL[name]} {share}")
         return f"In this text, {'; '.join(sentences)}. One text supports no claim." if sentences else ""
-
-    def section(
-        self, call: str, *, effects: Mapping[tuple[int, int], float] | None = None, sentence: str = ""
-    ) -> Section:
-        """The atlas, for a page where the reader chooses a head; with the effects of ablating heads, if known."""
-        made = self._page_sections(effects)[0]
-        return replace(
-            made,
-            finding=" ".join(filter(None, (self.lead, sentence))),
-            call=f"{call}.plot()",
-            contents="Types of heads",
-        )
 
     @property
     def _letters(self) -> Mapping[str, tuple[str, str]]:
@@ -527,3 +479,54 @@ _RETRIEVAL: Final = (
 )
 
 _PLURAL: Final = {"sentence end": "ends of sentences", "comma": "commas", "special": "special tokens"}
+
+
+def types_section(
+    types: HeadTypes, call: str, *, effects: Mapping[tuple[int, int], float] | None = None, sentence: str = ""
+) -> Section:
+    """The atlas, for a page where the reader chooses a head; with the effects of ablating heads, if known."""
+    made = types._page_sections(effects)[0]
+    return replace(
+        made,
+        finding=" ".join(filter(None, (types.lead, sentence))),
+        call=f"{call}.plot()",
+        contents="Types of heads",
+    )
+
+
+def top_scores(types: HeadTypes, layer: int, head: int) -> str:
+    """Lists a head's three highest scores in words: "induction 0.93, previous 0.04".
+
+    >>> import attnmech as am
+    >>> top_scores(am.head_types(am.load()), 2, 6).split(",")[0]
+    'induction 0.96'
+    """
+    scores = {name: float(types.scores[name][layer, head]) for name in types.scores if name != "broad"}
+    known = [name for name in scores if scores[name] == scores[name]]
+    best = sorted(known, key=lambda name: -scores[name])[:3]
+    return ", ".join(f"{name} {scores[name]:.2f}" for name in best)
+
+
+def why_unclaimed(types: HeadTypes, layer: int, head: int) -> str:
+    """Says why a head without a claim has none: what its highest score lacks.
+
+    >>> import attnmech as am
+    >>> why_unclaimed(am.head_types(am.load()), 0, 2).split(",")[0]
+    'No type is claimed: previous (0.13) is above its baseline'
+    """
+    known = {name: float(types.scores[name][layer, head]) for name in TYPES}
+    name = max(known, key=lambda name: known[name] if known[name] == known[name] else -1.0)
+    low, high = (float(end[layer, head]) for end in types[name].simultaneous())
+    if math.isnan(low):
+        return f"No type is claimed: a claim needs {LEAST_TEXTS} texts with targets."
+    score, baseline, top = (float(of[name][layer, head]) for of in (types.scores, types.baselines, types.tops))
+    if low <= 0:
+        ends = " to ".join(signed(end, ".2f") for end in (low, high))
+        return (
+            f"No type is claimed: {name} ({score:.2f}) is not clearly above its baseline ({baseline:.2f}); the 95 "
+            f"% interval of the difference, for all heads and types together, is {ends}."
+        )
+    return (
+        f"No type is claimed: {name} ({score:.2f}) is above its baseline, but below {TRIVIAL_MASS}, and its "
+        f"targets are the highest key in {percent(top, 0)} of rows, less than half."
+    )

@@ -19,7 +19,6 @@ from torch import Tensor
 from ...basics.arguments import finite_number, option
 from ...basics.nouns import bracketed, counted
 from ...basics.public import public
-from ...draw.chart import at_head
 from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
@@ -411,40 +410,7 @@ class NullAttention(NullStatistics, TextResult):
 
     def _sections(self) -> "Sequence[Section]":
         heading = "Verdicts" if self.parts is None else "Effects of zeroing the sink's value"
-        return [Section(heading, self.reading, {"null-attention": self.plot()}, "null.plot()")]
-
-    def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
-        """The map of verdicts, for a page on which the reader chooses a head in `layers`; `on` names the texts."""
-        return Section(
-            name="map-null-attention",
-            contents="Null attention",
-            tab="matter",
-            heading=f"Effects of attention to {SINKS[self.sink]}",
-            finding=self.lead,
-            reading=f"{self.reading} Click a cell to choose its head.",
-            caveat=f"On {on}. A verdict needs an interval, and an interval needs at least five texts.",
-            figures={"null-attention": at_head(self.plot(), self.layers, tuple(layers))},
-            call=f"{call}.plot()",
-        )
-
-    @property
-    def reading(self) -> str:
-        """How to read the map of verdicts."""
-        if self.parts is not None:
-            return "Each cell is one head: the difference between the two effects of zeroing the sink's value."
-        done = "; ".join(f"{name.replace('_', ' ')}: {meaning}" for name, meaning in INTERVENTIONS.items())
-        return (
-            f"Each cell is one head. A head attends if its mean attention to {SINKS[self.sink]} is at least "
-            f"{self.least_mass:g}. It writes if the norm of what it writes from the sink is at least "
-            f"{self.least_ratio:g} of "
-            "the other tokens' median. What it writes matters if zeroing the sink's value changes the metric by more "
-            "than "
-            f"{self.delta:g} over the whole interval, and does not matter if the interval lies within ±{self.delta:g}; "
-            "intervals are over texts, corrected for all heads that were changed. Resting: writes little, and it does "
-            "not matter. Active: writes, and it matters. Unused: writes, and it does not matter. Subtle: writes "
-            "little, and it matters. Beside each layer is the share of its attention that is null, that is, the "
-            f"attention of resting heads to the sink. Interventions: {done}."
-        )
+        return [Section(heading, reading_of(self), {"null-attention": self.plot()}, "null.plot()")]
 
     @property
     def lead(self) -> str:
@@ -508,3 +474,22 @@ def _changed(before: str, now: str) -> str:
     if not before or not now:
         return ""
     return now if before == now else f"{before} → {now}"
+
+
+def reading_of(null: NullAttention) -> str:
+    """How to read the map of verdicts."""
+    if null.parts is not None:
+        return "Each cell is one head: the difference between the two effects of zeroing the sink's value."
+    done = "; ".join(f"{name.replace('_', ' ')}: {meaning}" for name, meaning in INTERVENTIONS.items())
+    return (
+        f"Each cell is one head. A head attends if its mean attention to {SINKS[null.sink]} is at least "
+        f"{null.least_mass:g}. It writes if the norm of what it writes from the sink is at least "
+        f"{null.least_ratio:g} of "
+        "the other tokens' median. What it writes matters if zeroing the sink's value changes the metric by more "
+        "than "
+        f"{null.delta:g} over the whole interval, and does not matter if the interval lies within ±{null.delta:g}; "
+        "intervals are over texts, corrected for all heads that were changed. Resting: writes little, and it does "
+        "not matter. Active: writes, and it matters. Unused: writes, and it does not matter. Subtle: writes "
+        "little, and it matters. Beside each layer is the share of its attention that is null, that is, the "
+        f"attention of resting heads to the sink. Interventions: {done}."
+    )

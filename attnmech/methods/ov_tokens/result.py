@@ -364,38 +364,6 @@ class OVTokens(TokenStatistics, OfLayers):
         label = STATISTICS[statistic].axis
         return effect_map(self._by_head(statistic), layers=self.layers, label=label, signed=False)
 
-    def section(self, call: str) -> Section:
-        """The pairs of the chosen head, for a page."""
-        heads = range(self.raised.shape[1])
-        figures = {
-            f"ov-{kind}": pairs_chart(
-                [[self.pairs_of(layer, head, kind) for head in heads] for layer in self.layers], kind
-            )
-            for kind in KINDS
-        }
-        return Section(
-            tab="write",
-            contents="From token to token",
-            heading="What it writes for a token that it attends to",
-            finding=ByChoice.texts(
-                ("layer", "head"), (len(self.layers), len(heads)), lambda row, head: self._own(row, head)
-            ),
-            reading="Each line is a token that the head may read, and the token whose logit it then raises (left) or "
-            f"lowers (right) most, in {self.unit} above the mean over the vocabulary, if all its attention were there. "
-            f"Read are the {len(self.read):,} most frequent tokens of the texts, by their embeddings alone.",
-            caveat="Later layers read more than embeddings. The final norm's factor is its mean over the texts.",
-            figures=figures,
-            call=f"{call}.pairs_of({{layer}}, {{head}})",
-        )
-
-    def _own(self, row: int, head: int) -> str:
-        """How a head writes the tokens that it reads, in a sentence."""
-        copied, suppressed = (percent(float(self._by_head(name)[row, head])) for name in ("copied", "suppressed"))
-        return (
-            f"The token read is among the {TOP} that it raises most for {copied} of the tokens, and among the {TOP} "
-            f"that it lowers most for {suppressed} (chance: {percent(self.chance('copied'), 2)})."
-        )
-
     @property
     def lead(self) -> str:
         """The heads that copy and suppress most."""
@@ -431,3 +399,37 @@ class OVTokens(TokenStatistics, OfLayers):
         return [
             Section("Heads that copy or suppress the token they read", reading, figures, "circuits.plot()", tab="write")
         ]
+
+
+def ov_section(tokens: OVTokens, call: str) -> Section:
+    """The pairs of the chosen head, for a page."""
+    heads = range(tokens.raised.shape[1])
+    figures = {
+        f"ov-{kind}": pairs_chart(
+            [[tokens.pairs_of(layer, head, kind) for head in heads] for layer in tokens.layers], kind
+        )
+        for kind in KINDS
+    }
+    return Section(
+        tab="write",
+        contents="From token to token",
+        heading="What it writes for a token that it attends to",
+        finding=ByChoice.texts(
+            ("layer", "head"), (len(tokens.layers), len(heads)), lambda row, head: _own(tokens, row, head)
+        ),
+        reading="Each line is a token that the head may read, and the token whose logit it then raises (left) or "
+        f"lowers (right) most, in {tokens.unit} above the mean over the vocabulary, if all its attention were there. "
+        f"Read are the {len(tokens.read):,} most frequent tokens of the texts, by their embeddings alone.",
+        caveat="Later layers read more than embeddings. The final norm's factor is its mean over the texts.",
+        figures=figures,
+        call=f"{call}.pairs_of({{layer}}, {{head}})",
+    )
+
+
+def _own(tokens: OVTokens, row: int, head: int) -> str:
+    """How a head writes the tokens that it reads, in a sentence."""
+    copied, suppressed = (percent(float(tokens._by_head(name)[row, head])) for name in ("copied", "suppressed"))
+    return (
+        f"The token read is among the {TOP} that it raises most for {copied} of the tokens, and among the {TOP} "
+        f"that it lowers most for {suppressed} (chance: {percent(tokens.chance('copied'), 2)})."
+    )

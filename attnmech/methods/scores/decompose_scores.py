@@ -312,14 +312,15 @@ class ScoreDecomposition(SplitScores):
         """Returns an offline page with figures 1 to 3 of every head on one text; `write_html(path)` saves that page."""
         worst = float(self.residual[list(self.layers)].max())
         view = self.numbers(sequence)
+        shown = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")'
         return render_page(
             Page(
                 title=f"Attention scores of {self.provenance.model}",
                 headline=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
-                heads=PageHeads(view.layers, view.scores.shape[1], self.head_numbers(view)),
+                heads=PageHeads(view.layers, view.scores.shape[1], head_numbers(self, view)),
                 view=view,
                 nouns=view.nouns,
-                sections=self.sections(view),
+                sections=score_sections(view, "split", shown),
                 facts=[TableRow("largest residual", f"{worst:.1e}", "ok")],
                 checks=[],
                 provenance=self.provenance.entries,
@@ -327,34 +328,9 @@ class ScoreDecomposition(SplitScores):
             )
         )
 
-    def head_numbers(self, view: "ScoreNumbers") -> list[HeadNumber]:
-        """The mean share of each term in a row's highest score, for the map of heads of a page."""
-        frame = self.to_frame()
-        shape = view.scores.shape[:2]
-        return [
-            HeadNumber(
-                name,
-                f"{term_style(name.removesuffix('_share')).label}, share of the highest score",
-                "why there",
-                frame[name].to_numpy(float).reshape(shape),
-            )
-            for name in map(str, frame.filter(like="_share"))
-        ]
-
     def write_html(self, path: str | Path, *, sequence: int = 0) -> Path:
         """Writes the page of `to_html` to a file, completely or not at all; returns the path."""
         return write_page(path, lambda: self.to_html(sequence=sequence))
-
-    def sections(
-        self,
-        view: "ScoreNumbers",
-        call: str = "split",
-        shown: str = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")',
-        overview: str = "",
-        other: "ScoreNumbers | None" = None,
-    ) -> "list[Section]":
-        """Figures 1 to 3 of a text, for a page with controls for the layer, the head and, with `other`, the split."""
-        return score_sections(view, call, shown, overview, other)
 
     def _repr_html_(self) -> str:
         """All heads as maps, above the table; only the table if keys are not tokens or are too many for a view."""
@@ -380,3 +356,18 @@ class ScoreDecomposition(SplitScores):
 def _values_at(chart: Chart, layers: Sequence[int], *, layer: int, head: int, rank: int) -> dict[str, Any]:
     """The properties of a chart's figure for a layer, a head and a rank."""
     return chart.values(layer=layers.index(layer), head=head, rank=rank)
+
+
+def head_numbers(split: ScoreDecomposition, view: ScoreNumbers) -> list[HeadNumber]:
+    """The mean share of each term in a row's highest score, for the map of heads of a page."""
+    frame = split.to_frame()
+    shape = view.scores.shape[:2]
+    return [
+        HeadNumber(
+            name,
+            f"{term_style(name.removesuffix('_share')).label}, share of the highest score",
+            "why there",
+            frame[name].to_numpy(float).reshape(shape),
+        )
+        for name in map(str, frame.filter(like="_share"))
+    ]

@@ -36,7 +36,6 @@ from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .formulas import ByDistance, peakedness, receivers, same_distance
 from .means import SegmentMeans
-from .section import segment_section
 from .segmentation import Segmented, Segments
 from .sums import SegmentSums, of_text
 
@@ -373,14 +372,6 @@ class SegmentAttention(SegmentMeans):
             'found.plot("receivers")',
         )
         return [heads, cells, lines, received]
-
-    def token_section(self, call: str, tokens: Sequence[str], layers: Sequence[int]) -> Section:
-        """Shows how the segment of the query selected on a page attends to the other segments, in the first text."""
-        rows = [self._place_of(layer) for layer in layers]
-        mass, expected = (values[rows].float().numpy() for values in (self.mass(), self.expected()))
-        return segment_section(
-            mass, expected, self.segments_of(), self.starts[0], tokens=tokens, layers=layers, call=call
-        )
 
     # -- texts, layers and heads ------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...basics.arguments import index_of, listed, option
+from ...basics.arguments import index_of, option
 from ...basics.axes import spread
 from ...basics.nouns import TEXT, Nouns, counted
 from ...basics.public import public
@@ -43,7 +43,6 @@ from ...runs.row_means import RowMeans
 from ...runs.stream import stream
 from ...runs.update_sums import BlockStatistics, Towards, UpdateSums
 from . import figures as draw
-from .section import update_sections
 
 _ANSWERS: Final = "measure it with am.residual_updates(model, text, answers=[' Tom'])"
 
@@ -245,7 +244,7 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         option("side", side, ("query", "target"))
         option("figure", figure, dict.fromkeys((*self.FIGURES, *self.STATISTICS, "logit")))
         place = 0 if layer is None else self._place_of(layer)
-        view = self.numbers(sequence)
+        view = update_numbers(self, sequence)
         magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
         options: dict[str, Any] = {"side": side, "head": head}
         if figure == "magnitude":
@@ -300,40 +299,6 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
                 f"got {figure!r} and {side!r}. For other figures, plot its two results, `parts`."
             )
         return self._map(statistic)
-
-    def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None, nouns: Nouns = TEXT) -> "UpdateNumbers":
-        """Returns the numbers of figures 7 to 10 for one text, in all layers or some, as arrays. `nouns` are the
-        figures' words for the input.
-        """
-        real = self._row("classes").any(dim=1)
-        sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
-        if self.provenance.options.get("stack") == "cross":
-            raise InputError("figures 7 to 10 show self-attention; this is cross-attention. Use .to_frame().")
-        here = real[sequence].nonzero()[:, 0]
-        chosen = self.layers if layers is None else listed("layers", layers, "a list of ints")
-        places = [self._place_of(layer) for layer in chosen]
-        shown = [self.layers[place] for place in places]
-        key = self.top_key[places][:, :, sequence][..., here]
-
-        def rows(statistic: str) -> Any:
-            return self.by_row(statistic)[places][:, :, sequence][..., here].float().numpy()
-
-        return UpdateNumbers(
-            tokens=tuple(self.tokens[sequence][place] for place in here.tolist()),
-            layers=tuple(shown),
-            magnitude=rows("magnitude"),
-            orientation=rows("orientation"),
-            target_magnitude=rows("target_magnitude"),
-            target_orientation=rows("target_orientation"),
-            attended=torch.where(key >= 0, key - int(here[0]), -1).int().numpy(),
-            nouns=nouns,
-        )
-
-    def sections(
-        self, call: str = "updates", layers: Iterable[int] | None = None, nouns: Nouns = TEXT
-    ) -> "list[Section]":
-        """Figures 7 to 10 of one text, for a page on which the reader chooses a layer and a head."""
-        return update_sections(self.numbers(layers=layers, nouns=nouns), call)
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:
@@ -407,3 +372,33 @@ class BlockUpdates(BlockStatistics, RowMeans):
     def _places(self) -> Places:
         index = (self.layers, [0] * len(self.layers))
         return replace(super()._places, columns={"layer": self.layers}, index=index, things="layers")
+
+
+def update_numbers(
+    updates: ResidualUpdates, text: int = 0, layers: Sequence[int] = (), nouns: Nouns = TEXT
+) -> UpdateNumbers:
+    """Returns the numbers of figures 7 to 10 for one text, in all layers or some, as arrays. `nouns` are the
+    figures' words for the input.
+    """
+    real = updates._row("classes").any(dim=1)
+    text = index_of("text", text, len(real), f"{len(real)} texts were run")
+    if updates.provenance.options.get("stack") == "cross":
+        raise InputError("figures 7 to 10 show updates-attention; this is cross-attention. Use .to_frame().")
+    here = real[text].nonzero()[:, 0]
+    layers = layers or updates.layers
+    places = [updates._place_of(layer) for layer in layers]
+    key = updates.top_key[places][:, :, text][..., here]
+
+    def rows(statistic: str) -> Any:
+        return updates.by_row(statistic)[places][:, :, text][..., here].float().numpy()
+
+    return UpdateNumbers(
+        tokens=tuple(updates.tokens[text][place] for place in here.tolist()),
+        layers=tuple(layers),
+        magnitude=rows("magnitude"),
+        orientation=rows("orientation"),
+        target_magnitude=rows("target_magnitude"),
+        target_orientation=rows("target_orientation"),
+        attended=torch.where(key >= 0, key - int(here[0]), -1).int().numpy(),
+        nouns=nouns,
+    )

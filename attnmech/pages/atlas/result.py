@@ -27,10 +27,11 @@ from ...draw.style import FIGURE_STYLE, NEUTRAL
 from ...errors import OutputError
 from ...methods.examples.figures import READING
 from ...methods.examples.result import HeadExamples
-from ...methods.focus.attention_focus import AttentionFocus
-from ...methods.head_types.head_types import HeadTypes
+from ...methods.focus.attention_focus import AttentionFocus, focus_numbers
+from ...methods.focus.section import focus_sections
+from ...methods.head_types.head_types import HeadTypes, types_section
 from ...methods.null_attention.result import NullAttention
-from ...methods.ov_tokens.result import OVTokens
+from ...methods.ov_tokens.result import OVTokens, ov_section
 from ...methods.scores.composition import Composition
 from ...methods.scores.position_kernel import PositionKernel
 from ...methods.scores.variance_shares import VarianceShares
@@ -39,6 +40,7 @@ from ...model.parts.certificate import Certificate
 from ...results.by_layer import table_of
 from ...runs.effects import HeadEffects
 from ..heads import LOOKS, MATTERS, WHY, WRITES
+from ..measures import section_of
 from ..result import STATUS, short_name
 from .heads import CorpusHeads
 
@@ -375,15 +377,15 @@ class Atlas(WritesHtml):
             about_examples(self.examples, files),
             *about_kernel(self.focus, layers),
             *([] if self.kernel is None else [self.kernel.section("atlas.kernel")]),
-            *([] if self.ov is None else [self.ov.section("atlas.ov")]),
+            *([] if self.ov is None else [ov_section(self.ov, "atlas.ov")]),
             *(
-                result.section(f"{call}(model, texts)", layers, on)
+                section_of(result, f"{call}(model, texts)", layers, on)
                 for call, result in swept.items()
                 if result is not None
             ),
             *(section for tab in GROUPS for section in about_numbers(self.heads.compared, tab)),
-            *([] if self.types is None else [self.types.section("atlas.types")]),
-            *self.focus.sections("atlas.focus", layers, TEXT),
+            *([] if self.types is None else [types_section(self.types, "atlas.types")]),
+            *focus_sections(focus_numbers(self.focus), "atlas.focus", layers),
             *([] if self.shares is None else self.shares._sections()),
         ]
 

@@ -19,6 +19,7 @@ from attnmech.draw.embed import View
 from attnmech.draw.text import percent
 from attnmech.errors import InputError
 from attnmech.methods.head_types.formulas import CONTENT, POSITIONAL, TYPES
+from attnmech.methods.head_types.head_types import top_scores, why_unclaimed
 from attnmech.methods.head_types.repeated import repeated_sequences
 from attnmech.model.parts.norms import epsilon_of
 
@@ -417,7 +418,7 @@ def test_an_atlas_row_says_what_the_result_says() -> None:
     assert row["cells"][5] == f"{float(types.writes['induction'][2, 6]):+.1f}"
     example = types.example_of(2, 6)
     assert example is not None and row["example"]["distance"] == example.query - example.key
-    assert types.top_scores(2, 6).startswith("induction 0.96")
+    assert top_scores(types, 2, 6).startswith("induction 0.96")
 
 
 @pytest.mark.parametrize("name", ["demo", "bloom", "gpt2"])
@@ -431,14 +432,14 @@ def test_a_head_without_a_claim_says_what_it_lacks(name: str) -> None:
             continue
         unclaimed += 1
         best = max(low, key=lambda kind: types.scores[kind][layer, head].nan_to_num(-1))
-        sentence, score = types.why_unclaimed(layer, head), float(types.scores[best][layer, head])
+        sentence, score = why_unclaimed(types, layer, head), float(types.scores[best][layer, head])
         assert sentence.startswith(f"No type is claimed: {best} ({score:.2f}) is ")
         assert ("not clearly above" in sentence) == bool(low[best][layer, head] <= 0)
         assert ("but below 0.3" in sentence) == bool(low[best][layer, head] > 0)
         assert low[best][layer, head] <= 0 or (score < 0.3 and types.tops[best][layer, head] < 0.5)
     assert unclaimed
     few = am.head_types(models.demo(), "Anna sang of shells.")
-    assert few.why_unclaimed(0, 0) == "No type is claimed: a claim needs 5 texts with targets."
+    assert why_unclaimed(few, 0, 0) == "No type is claimed: a claim needs 5 texts with targets."
 
 
 def test_delimiters_of_one_text_are_described() -> None:
