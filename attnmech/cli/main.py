@@ -6,7 +6,7 @@ Neither torch nor transformers is imported until a command needs it.
 
 import sys
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import typer
 from rich.text import Text
@@ -17,53 +17,21 @@ from ..basics.messages import LongTextWarning
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
 from .agents.command import mcp
 from .atlas import atlas
-from .certificate import certificate_summary, print_certificate
-from .inputs import (
-    built_in_paragraph,
-    corpus_of,
-    engine_of,
-    numbers_of,
-    require_one_source,
-    streamed,
-    sweep_inputs,
-    texts_of,
-)
-from .options import (
-    AddressOption,
-    ColumnOption,
-    CorpusOption,
-    DeviceOption,
-    DtypeOption,
-    EngineOption,
-    JsonOption,
-    MemoryOption,
-    MetricOption,
-    ModelOption,
-    OverwriteOption,
-    ReportOut,
-    ResultOut,
-    RowsOption,
-    TableOut,
-    TextOption,
-    TruncateOption,
-    WorkersOption,
-)
-from .outputs import FILES, FOLLOWS, REPORT, RESULT, TABLE, Outputs, outputs_of
+from .inputs import job_of, numbers_of
+from .options import CORPUS, ENGINE, MetricOption, Options, shares
+from .outputs import FOLLOWS, REPORT, TABLE
 from .stages import interrupt_in, stages
 from .summaries import (
+    certificate_summary,
     drift_rows,
     effect_rows,
     embed_rows,
     focus_rows,
     null_rows,
     report_summary,
-    summary_of,
     type_rows,
 )
-from .terminal import KEYS, as_options, console, print_summary
-
-if TYPE_CHECKING:
-    from ..results.result import PagedResult
+from .terminal import KEYS, as_options, console
 
 
 class _Commands(TyperGroup):
@@ -140,23 +108,15 @@ def options(
         "attnmech report --model gpt2 --file texts.txt --out page.html --out terms.csv",
     )
 )
+@shares("text", *CORPUS, suffixes=REPORT, rows=32)
 def report(
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    text: TextOption = None,
-    file: CorpusOption = None,
-    column: ColumnOption = None,
+    options: Options,
     target_text: Annotated[
         str | None,
         typer.Option("--target-text", help="The text that the decoder of an encoder-decoder reads; if left out, the "
                      "model writes it."),
     ] = None,
     start: Annotated[int, typer.Option("--start", help="First token to run and show of a long text.")] = 0,
-    out: ReportOut = FILES["report"],
-    overwrite: OverwriteOption = False,
-    rows: RowsOption = 32,
-    as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Writes an offline page about texts of up to 192 tokens: what each head attends to, why, and whether it matters.
 
@@ -164,28 +124,22 @@ def report(
     run, or the 192 tokens from --start on. For an encoder-decoder, the encoder reads the text, and the page has a
     choice of stack: encoder, decoder or cross. The table has one row per text and layer.
     """
-    require_one_source(text, file)
-    with (
-        outputs_of(out, REPORT, overwrite=overwrite, source=file) as outputs,
-        stages("importing torch and transformers", total=8) as step,
-    ):
-        from ..model.files.load import load
+    with job_of(options, REPORT) as job, stages("loading and certifying the model", total=7) as step:
         from ..pages.limits import MAX_TEXTS
         from ..pages.report import reports
         from ..pages.result import first_page
 
-        texts = texts_of(file, column, MAX_TEXTS) or [built_in_paragraph() if text is None else text]
-        step("loading and certifying the model")
-        hooked = load(model, device=device, dtype=dtype)
+        texts = job.texts(MAX_TEXTS)
+        hooked = job.load()
         step("decomposing the scores")
         made = reports(hooked, texts, target=target_text, start=start, step=step)
         first = next(made)
-        for page in outputs.begin(lambda: first_page(first)):
+        for page in job.outputs.begin(lambda: first_page(first)):
             step.say(f"{page} opens now; {FOLLOWS}")
         (result,) = made
         step("writing")
-        outputs.write(result.to_frame(), {".html": result.write_html})
-    print_summary(report_summary(hooked, result, outputs), rows=rows, as_json=as_json)
+        job.outputs.write(result.to_frame(), {".html": result.write_html})
+        job.summary = report_summary(hooked, result, job.outputs)
 
 
 app.command(
@@ -202,38 +156,18 @@ app.command(
         "attnmech focus --model gpt2 --file corpus.jsonl --truncate --out heads.parquet --out heads.html",
     )
 )
-def focus(
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    text: TextOption = None,
-    file: CorpusOption = None,
-    column: ColumnOption = None,
-    truncate: TruncateOption = False,
-    out: ResultOut = FILES["focus"],
-    overwrite: OverwriteOption = False,
-    rows: RowsOption = 10,
-    as_json: JsonOption = False,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    workers: WorkersOption = None,
-) -> None:
+@shares("text", *CORPUS, "truncate", *ENGINE)
+def focus(options: Options) -> None:
     """Writes where every head attends, over a text or a corpus of any size.
 
     Over a corpus, a journal is kept beside the first file: if interrupted, run the same command again to resume.
     """
-    require_one_source(text, file)
-    with (
-        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
-        engine_of(engine, address, workers) as run_on,
-    ):
-        hooked, inputs, run = streamed(model, device, dtype, text, file, column, outputs, truncate, run_on)
+    with job_of(options, resumable=options.file is not None) as job:
+        hooked, inputs, run = job.streamed()
         from ..methods.focus.attention_focus import attention_focus
 
         result = attention_focus(hooked, inputs, **run)
-        _write(outputs, result)
-    shown = focus_rows(result)
-    print_summary(summary_of("focus", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+        job.finish("focus", hooked, result, focus_rows(result))
 
 
 @app.command(
@@ -242,14 +176,9 @@ def focus(
         "attnmech drift --model gpt2 --file corpus.txt --similarity dot --out drift.csv",
     )
 )
+@shares("text", *CORPUS, "truncate", *ENGINE, rows=32)
 def drift(
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    text: TextOption = None,
-    file: CorpusOption = None,
-    column: ColumnOption = None,
-    truncate: TruncateOption = False,
+    options: Options,
     at: Annotated[
         Literal["resid_mid", "resid_post"],
         typer.Option("--at", help="The stream after a layer's attention, or after its MLP."),
@@ -262,31 +191,17 @@ def drift(
     position: Annotated[
         bool, typer.Option("--position", help="Add each token's position embedding to the vocabulary.")
     ] = False,
-    out: ResultOut = FILES["drift"],
-    overwrite: OverwriteOption = False,
-    rows: RowsOption = 32,
-    as_json: JsonOption = False,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    workers: WorkersOption = None,
 ) -> None:
     """Writes how far tokens move from their own embeddings, layer by layer.
 
     Over a corpus, a journal is kept beside the first file: if interrupted, run the same command again to resume.
     """
-    require_one_source(text, file)
-    with (
-        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
-        engine_of(engine, address, workers) as run_on,
-    ):
-        hooked, inputs, run = streamed(model, device, dtype, text, file, column, outputs, truncate, run_on)
+    with job_of(options, resumable=options.file is not None) as job:
+        hooked, inputs, run = job.streamed()
         from ..methods.drift.result import residual_drift
 
         result = residual_drift(hooked, inputs, at=at, similarity=similarity, k=k, position=position, **run)
-        _write(outputs, result)
-    shown = drift_rows(result)
-    summary = summary_of("drift", hooked, result, outputs, shown, result.verdicts().lead)
-    print_summary(summary, rows=rows, as_json=as_json)
+        job.finish("drift", hooked, result, drift_rows(result), result.verdicts().lead)
 
 
 @app.command(
@@ -294,45 +209,25 @@ def drift(
         "attnmech heads --model gpt2 --out heads.html", "attnmech heads --model gpt2 --file corpus.jsonl --json"
     )
 )
-def heads(
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    file: CorpusOption = None,
-    column: ColumnOption = None,
-    truncate: TruncateOption = False,
-    out: ResultOut = FILES["heads"],
-    overwrite: OverwriteOption = False,
-    rows: RowsOption = 15,
-    as_json: JsonOption = False,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    workers: WorkersOption = None,
-) -> None:
+@shares(*CORPUS, "truncate", *ENGINE, rows=15)
+def heads(options: Options) -> None:
     """Finds the type of every head: previous token, induction, first token, …
 
     Without a file, the heads read repeated sequences of random tokens. Over a corpus, a journal is kept beside the
     first file: if interrupted, run the same command again to resume.
     """
-    with (
-        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
-        engine_of(engine, address, workers) as run_on,
-    ):
-        with stages("importing torch and transformers", total=3) as step:
-            from ..methods.head_types.head_types import head_types
-            from ..model.files.load import load
+    with job_of(options, resumable=options.file is not None) as job:
+        from ..methods.head_types.head_types import head_types
 
-            step("loading and certifying the model")
-            corpus = corpus_of(file, column)
-            hooked = load(model, device=device, dtype=dtype)
+        with stages("loading and certifying the model", total=2) as step:
+            corpus = job.corpus()
+            hooked = job.load()
             if corpus is None:
                 step("finding the types of heads")
-                result = head_types(hooked, **run_on)
+                result = head_types(hooked, **job.engine)
         if corpus is not None:
-            result = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True, **run_on)
-        _write(outputs, result)
-    shown = type_rows(result)
-    print_summary(summary_of("heads", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+            result = head_types(hooked, corpus, truncate=options.truncate, **job.run)
+        job.finish("heads", hooked, result, type_rows(result))
 
 
 @app.command(
@@ -341,14 +236,9 @@ def heads(
         "attnmech embed --projection pca --projection tsne --dims 3 --out embed.html",
     )
 )
+@shares("text", *CORPUS, "truncate")
 def embed(
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    text: TextOption = None,
-    file: CorpusOption = None,
-    column: ColumnOption = None,
-    truncate: TruncateOption = False,
+    options: Options,
     projection: Annotated[
         list[str] | None,
         typer.Option("--projection", help="pca (the default), tsne, umap, pacmap or opentsne; may be repeated."),
@@ -356,37 +246,27 @@ def embed(
     dims: Annotated[int, typer.Option("--dims", min=2, max=3, help="Dimensions of the picture.")] = 2,
     layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,5,11; all if left out.")] = None,
     sample: Annotated[int, typer.Option("--sample", min=1, help="Most tokens that become points.")] = 2000,
-    out: ResultOut = FILES["embed"],
-    overwrite: OverwriteOption = False,
-    rows: RowsOption = 10,
-    as_json: JsonOption = False,
 ) -> None:
     """Shows the queries and keys of every head in one space, where close pairs attend to each other.
 
     Without a text, 64 documents in the demo model's language are used.
     """
-    require_one_source(text, file)
     wanted = numbers_of("--layers", layers)
-    with outputs_of(out, RESULT, overwrite=overwrite, source=file) as outputs:
-        with stages("importing torch and transformers", total=3) as step:
-            from ..demo.text import documents
-            from ..methods.head_types.head_types import head_types
-            from ..methods.joint_embedding.result import joint_embedding
-            from ..model.files.load import load
+    with job_of(options) as job:
+        from ..methods.head_types.head_types import head_types
+        from ..methods.joint_embedding.result import joint_embedding
 
-            step("loading and certifying the model")
-            texts = [text] if text is not None else documents(64)
-            inputs = corpus_of(file, column) or (iter(texts) if truncate else texts)
-            hooked = load(model, device=device, dtype=dtype)
+        with stages("loading and certifying the model", total=2) as step:
+            texts = job.text_or_documents()
+            inputs = job.corpus() or (iter(texts) if options.truncate else texts)
+            hooked = job.load()
             step("finding the types of heads")
             types = head_types(hooked).main_types if hooked.grid is None and len(hooked.stacks) == 1 else {}
         result = joint_embedding(
             hooked, inputs, layers=wanted, projection=projection or ["pca"], dims=cast(Literal[2, 3], dims),
-            sample=sample, truncate=truncate, progress=True,
+            sample=sample, truncate=options.truncate, progress=True,
         ).with_types(types)  # fmt: skip
-        _write(outputs, result)
-    shown = embed_rows(result)
-    print_summary(summary_of("embed", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+        job.finish("embed", hooked, result, embed_rows(result))
 
 
 @app.command(
@@ -395,47 +275,27 @@ def embed(
         'attnmech ablate --text "Anna gave an old anchor to Tom." --metric kl --json',
     )
 )
+@shares("text", *CORPUS, "memory", *ENGINE)
 def ablate(
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    text: TextOption = None,
-    file: CorpusOption = None,
-    column: ColumnOption = None,
+    options: Options,
     method: Annotated[
         Literal["zero", "mean", "resample"],
         typer.Option("--method", help="What replaces a head's z: 0, its mean over the texts, or another text's z."),
     ] = "zero",
     metric: MetricOption = "loss",
-    out: ResultOut = FILES["ablate"],
-    overwrite: OverwriteOption = False,
-    rows: RowsOption = 10,
-    as_json: JsonOption = False,
-    memory: MemoryOption = 1.0,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    workers: WorkersOption = None,
 ) -> None:
     """Writes how much the loss changes when each head is ablated.
 
     A journal is kept beside the first file until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    require_one_source(text, file)
-    with (
-        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=True) as outputs,
-        engine_of(engine, address, workers) as run_on,
-    ):
-        hooked, texts = sweep_inputs(model, device, dtype, text, file, column)
+    with job_of(options, resumable=True) as job:
+        hooked, texts, run = job.swept()
         from ..methods.ablation.heads import ablate_heads
 
-        result = ablate_heads(
-            hooked, texts, method=method, metric=metric, reference=texts if method == "mean" else None, memory=memory,
-            journal=outputs.journal, progress=True, **run_on,
-        )  # fmt: skip
-        _write(outputs, result)
-    shown = effect_rows(result)
-    print_summary(summary_of("ablate", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+        reference = texts if method == "mean" else None
+        result = ablate_heads(hooked, texts, method=method, metric=metric, reference=reference, **run)
+        job.finish("ablate", hooked, result, effect_rows(result))
 
 
 @app.command(
@@ -444,78 +304,44 @@ def ablate(
         "attnmech null --sink most_attended --delta 0.02 --rows 20",
     )
 )
+@shares("text", *CORPUS, "memory", *ENGINE)
 def null(
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    text: TextOption = None,
-    file: CorpusOption = None,
-    column: ColumnOption = None,
+    options: Options,
     sink: Annotated[
         Literal["first", "most_attended", "special"],
         typer.Option("--sink", help="Where heads may rest: the first token, the most attended, or special tokens."),
     ] = "first",
     delta: Annotated[float, typer.Option("--delta", help="Effects within ±delta nats count as zero.")] = 0.01,
     metric: MetricOption = "loss",
-    out: ResultOut = FILES["null"],
-    overwrite: OverwriteOption = False,
-    rows: RowsOption = 10,
-    as_json: JsonOption = False,
-    memory: MemoryOption = 1.0,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    workers: WorkersOption = None,
 ) -> None:
     """Finds, by interventions, the heads that rest on one token without effect.
 
     A journal is kept beside the first file until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    require_one_source(text, file)
-    with (
-        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=True) as outputs,
-        engine_of(engine, address, workers) as run_on,
-    ):
-        hooked, texts = sweep_inputs(model, device, dtype, text, file, column)
+    with job_of(options, resumable=True) as job:
+        hooked, texts, run = job.swept()
         from ..methods.null_attention.result import null_attention
 
-        result = null_attention(
-            hooked, texts, sink=sink, delta=delta, metric=metric, memory=memory, journal=outputs.journal,
-            progress=True, **run_on,
-        )  # fmt: skip
-        _write(outputs, result)
-    shown = null_rows(result)
-    print_summary(summary_of("null", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+        result = null_attention(hooked, texts, sink=sink, delta=delta, metric=metric, **run)
+        job.finish("null", hooked, result, null_rows(result))
 
 
 @app.command(
     epilog=_examples("attnmech check --model gpt2", "attnmech check --model ./my-model --out checks.csv --json")
 )
+@shares(suffixes=TABLE, rows=None)
 def check(
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
+    options: Options,
     full: Annotated[
         bool, typer.Option("--full", help="Try edits in every layer, and compare every layer on longer texts.")
     ] = False,
-    out: TableOut = FILES["check"],
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Proves that every activation point of a model means what its name says; exits with 1 if a check fails."""
-    with (
-        outputs_of(out, TABLE, overwrite=overwrite) as outputs,
-        stages("importing torch and transformers", total=2) as step,
-    ):
-        from ..model.files.load import load
-
-        step("loading and certifying the model")
-        hooked = load(model, device=device, dtype=dtype, certify="full" if full else "again")
-        outputs.write(hooked.certificate.to_frame())
-    if as_json:
-        print_summary(certificate_summary(hooked, hooked.certificate, outputs.names), rows=0, as_json=True)
-    else:
-        print_certificate(hooked, hooked.certificate, outputs.names)
+    with job_of(options, TABLE) as job, stages("loading and certifying the model", total=1):
+        hooked = job.load(certify="full" if full else "again")
+        job.outputs.write(hooked.certificate.to_frame())
+        job.summary = certificate_summary(hooked, job.outputs.names)
     if not hooked.certificate.ok:
         raise typer.Exit(1)
 
@@ -556,7 +382,3 @@ def _run() -> None:
         if stop.code == 130:  # click's answer to Ctrl-C while it reads the arguments
             raise Interrupted from None
         raise
-
-
-def _write(outputs: Outputs, result: "PagedResult") -> None:
-    outputs.write(result.by_head(), {".html": result.write_html, ".safetensors": result.save})

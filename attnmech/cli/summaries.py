@@ -1,8 +1,13 @@
 """Summarises what a command found, for the terminal or as JSON."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.table import Table as Printed
+from rich.text import Text
+
+from ..basics.messages import capitalised
 from ..basics.nouns import counted
 from .terminal import Column, Rows, Summary, columns_of
 
@@ -37,6 +42,47 @@ def summary_of(
     notes = [f"{cut} of {counted(count, noun='text')} were cut to the model's length."] if cut else []
     intervals = str(shown.frame.attrs.get("intervals", ""))
     return Summary(command, model, (result.lead, *further), shown, notes + [intervals] * bool(intervals), outputs.names)
+
+
+def certificate_summary(model: "HookedModel", files: Sequence[str] = ()) -> Summary:
+    """Every check of a model's certificate, and every activation point; the verdict is last."""
+    certificate = model.certificate
+    frame = certificate.to_frame()
+    points = [
+        {"point": point.name, "shape": point.shape, "meaning": point.meaning, "absent": point.absent,
+         "refused": certificate.refused.get(point.name)}
+        for point in model.points.values()
+    ]  # fmt: skip
+    edited = ", ".join(map(str, certificate.edited))
+    checks = _folded(f"every layer checked; edits tried in layers {edited}", "check", "", "statement", "evidence")
+    for check in certificate.checks:
+        style = {"holds": "green", "differs": "yellow", "FAILS": "bold red"}.get(check.status, "dim")
+        checks.add_row(check.name, Text(check.status, style), check.statement, check.evidence)
+    meanings = _folded("points", "point", "shape", "meaning")
+    for point in model.points.values():
+        refused = certificate.refused.get(point.name)
+        meaning = point.meaning if point.absent is None else f"absent: {point.absent}"
+        meanings.add_row(point.name, point.shape, meaning if refused is None else f"REFUSED: {refused}")
+    built = [Text(f"built as {stack.architecture}", "dim") for stack in model.stacks.values()]
+    differing = [f"{hook.hook} ≠ {hook.point}" for hook in certificate.lens if hook.verdict == "differs"]
+    hooks = "TransformerLens hooks that mean something else on this model (attnmech's own points have the right values)"
+    return Summary(
+        "check",
+        model,
+        [f"{capitalised(certificate.verdict)}."],
+        Rows("Checks", frame, [Column(str(name)) for name in frame.columns]),
+        notes=[certificate.left_out] if certificate.left_out else [],
+        files=files,
+        more={"ok": certificate.ok, "points": points},
+        shown=[*built, checks, *([f"{hooks}: {', '.join(differing)}"] if differing else []), meanings],
+    )
+
+
+def _folded(title: str, *columns: str) -> Printed:
+    table = Printed(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def report_summary(model: "HookedModel", result: "Report", outputs: "Outputs") -> Summary:

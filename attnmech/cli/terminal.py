@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -95,6 +95,8 @@ class Summary:
     """The files written."""
     more: dict[str, Any] = field(default_factory=dict)
     """Further entries of the JSON object."""
+    shown: Sequence[RenderableType] = ()
+    """What is printed instead of the first rows of the table."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -105,30 +107,24 @@ def console(*, stderr: bool = False) -> Console:
 def print_summary(summary: Summary, *, rows: int, as_json: bool) -> None:
     """Prints a summary with the first `rows` rows of its table before the findings, or as JSON with all rows."""
     if as_json:
-        print_json(as_object(summary))
+        # With escapes if the output is not in Unicode.
+        unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+        print(json.dumps(as_object(summary), ensure_ascii=not unicode, allow_nan=False))
         return
     out = console()
     out.print(repr(summary.model), soft_wrap=True)
-    print_rows(out, summary.table, rows)
+    for thing in summary.shown:
+        out.print(thing)
+    if not summary.shown:
+        print_rows(out, summary.table, rows)
     for note in summary.notes:
         out.print(note)
     for finding in summary.findings:
         out.print(finding, soft_wrap=True)
-    if summary.files:
-        print_files(out, summary.files)
-
-
-def print_json(values: dict[str, Any]) -> None:
-    """Prints one JSON object, with escapes if the output is not in Unicode."""
-    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-    print(json.dumps(values, ensure_ascii=not unicode, allow_nan=False))
-
-
-def print_files(out: Console, files: Sequence[str]) -> None:
-    """Prints the files written: the first with its folder, others in the same folder by name only."""
-    folder = Path(files[0]).parent
-    names = (Path(file).name if place and Path(file).parent == folder else file for place, file in enumerate(files))
-    out.print(Text.assemble("\n", Text(" and ").join(Text(name, "bold") for name in names)), soft_wrap=True)
+    if summary.files:  # the first with its folder, others in the same folder by name only
+        first, *others = map(Path, summary.files)
+        names = [str(first), *(path.name if path.parent == first.parent else str(path) for path in others)]
+        out.print(Text.assemble("\n", Text(" and ").join(Text(name, "bold") for name in names)), soft_wrap=True)
 
 
 def print_rows(out: Console, shown: Rows, rows: int) -> None:

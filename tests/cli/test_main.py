@@ -22,7 +22,7 @@ from schemas import are_sentences, schema
 
 import attnmech as am
 from attnmech.cli import main as cli
-from attnmech.cli.outputs import FOLLOWS
+from attnmech.cli.outputs import FOLLOWS, Outputs
 from attnmech.cli.terminal import KEYS
 from attnmech.errors import ExactnessError
 from attnmech.pages.result import AWAITED
@@ -149,7 +149,7 @@ def test_check_writes_its_checks(attnmech: Command, tmp_path: Path) -> None:
     assert {point["point"] for point in answer["points"]} == set(models.demo().points)
     assert pd.read_csv(out).check.tolist() == [check.name for check in checks]
     printed = attnmech("check", "--device", "cpu", "--dtype", "float64").out
-    assert "float64 on cpu" in printed and "certified" in printed.splitlines()[-1]
+    assert "float64 on cpu" in printed and "Certified" in printed.splitlines()[-1]
     assert all(name in printed for name in ("transformers", "ledger", "pattern edit", "hook_embed ≠ embed"))
     assert "; alibi 1 × alibi_slopes, rounded to float32; " in printed and " None" not in printed
 
@@ -272,14 +272,14 @@ def test_what_another_command_wrote_in_the_meantime_is_left_alone(
     attnmech: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     """The other command ends after this one has looked at the files, but before it locks their journal."""
-    outs, check = [tmp_path / "heads.csv", tmp_path / "heads.html"], cli.Outputs.check
+    outs, check = [tmp_path / "heads.csv", tmp_path / "heads.html"], Outputs.check
 
-    def other_ends(self: cli.Outputs, *requirements: Any) -> None:
+    def other_ends(self: Outputs, *requirements: Any) -> None:
         check(self, *requirements)
         for path in outs:
             path.write_text("of another run")
 
-    monkeypatch.setattr(cli.Outputs, "check", other_ends)
+    monkeypatch.setattr(Outputs, "check", other_ends)
     assert f"{outs[0]} exists; give --overwrite to replace it" in attnmech(command, *to(*outs)).said
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["of another run"] * 2
 

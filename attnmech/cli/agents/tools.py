@@ -22,10 +22,10 @@ from pydantic import Field
 
 from ...errors import AttnmechError
 from ...runs.progress import watched
-from ..certificate import certificate_summary
 from ..inputs import built_in_paragraph
 from ..outputs import REPORT, RESULT, Outputs
 from ..summaries import (
+    certificate_summary,
     claim_rows,
     drift_rows,
     effect_rows,
@@ -102,7 +102,7 @@ class Tools:
         refused. The numbers of layers and heads are in `model`.
         """
         with self._work(ctx, model) as hooked:
-            return _answer(certificate_summary(hooked, hooked.certificate, []), rows)
+            return _answer(certificate_summary(hooked), rows)
 
     def report(
         self,
