@@ -32,7 +32,7 @@ from .figure_files import PIXELS_PER_MM, Drawn, checked_target, html_document, s
 from .html_file import WritesHtml, returns_page
 from .scripts import Script, boot, carriers, package_text
 from .templates import rendered
-from .text import html_text, json_for_script
+from .text import html_text, json_for_script, short_name
 
 
 def save_view(
@@ -191,7 +191,7 @@ class View(WritesHtml):
             if shown and "layer " in self.title
             else " · ".join(filter(None, (self.title, shown)))
         )
-        return f"{named} · {self.model}" if self.model else named
+        return f"{named} · {short_name(self.model)}" if self.model else named
 
     def of_model(self, model: str) -> Self:
         """A copy of the view that names this model in the titles of saved figures."""

@@ -54,6 +54,25 @@ def shorten(text: str) -> str:
     return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
 
+def short_name(name: str) -> str:
+    """Shortens a model's name for a heading: of each path in it, only the last part remains.
+
+    >>> short_name("bigscience/bloom-560m"), short_name("/models/mine/"), short_name("/a/base (/b/adapter) − ./c")
+    ('bigscience/bloom-560m', 'mine', 'base (adapter) − c')
+    """
+    pieces = re.split(r"( − | \((?=[^()]*\)(?: |$))|\)(?= |$))", name)
+    return "".join(piece if number % 2 else _last_part(piece) for number, piece in enumerate(pieces))
+
+
+def _last_part(path: str) -> str:
+    """The last part of a path; a hub name is whole, also if the path is that of its snapshot in the hub's cache."""
+    *folders, last = re.split(r"[/\\]", path.rstrip("/\\"))
+    if folders[-1:] == ["snapshots"] and folders[-2:][0].startswith("models--"):
+        return folders[-2].removeprefix("models--").replace("--", "/")
+    is_hub_name = len(folders) == 1 and "/" in path and folders[0].strip(".~") and not last.endswith(".gguf")
+    return path if is_hub_name else last
+
+
 def isolated(text: str) -> str:
     """Isolates right-to-left text, so that the text around it keeps its order."""
     turns = any(bidirectional(character) in ("R", "AL", "AN") for character in text)

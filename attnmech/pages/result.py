@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import pandas as pd
@@ -169,7 +168,7 @@ class Report(WritesHtml):
     @property
     def _title(self) -> str:
         count, text = len(self.texts), self.nouns.text
-        return f"{short_name(self.scores.provenance.model)} on {f'one {text}' if count == 1 else f'{count} {text}s'}"
+        return f"{self.scores.provenance.short_name} on {f'one {text}' if count == 1 else f'{count} {text}s'}"
 
     @property
     def _stacks(self) -> dict[str, "Report"]:
@@ -405,13 +404,3 @@ def _expected(view: View) -> Section:
         figures={"expected-tokens": view},
         call='model.run(text).show("logits")',
     )
-
-
-def short_name(name: str) -> str:
-    """Shortens a model's name for a heading; for a folder, to the end of its path.
-
-    >>> short_name("demo"), short_name("bigscience/bloom-560m")
-    ('demo', 'bigscience/bloom-560m')
-    """
-    folder = Path(name)
-    return "/".join(folder.parts[-2:]) if folder.is_absolute() else name

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, Self
 
+from ..draw.text import short_name
 from ..errors import InputError
 from ..maths.copies import copies_of, distinct_of
 
@@ -45,6 +46,11 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=lambda: dict(_versions()))
     copies: tuple[int, ...] = ()
     """For each text, the number of the first text that is the same; empty if all differ, or for a corpus."""
+
+    @property
+    def short_name(self) -> str:
+        """The model's name as headings show it."""
+        return short_name(self.model)
 
     def distinct(self, texts: int) -> int:
         """The number of texts if copies count once."""
@@ -144,8 +150,9 @@ class Provenance:
 
     def versus(self, other: "Provenance") -> str:
         """How two results differ, in a few words: "model demo − gpt2, inputs 1f3a… − 77b0…"."""
+        one, two = self.short_name, other.short_name
         differing: dict[str, tuple[Any, Any]] = {
-            "model": (self.model, other.model),
+            "model": (one, two) if one != two else (self.model, other.model),
             "weights": (self.weights, other.weights),
             "inputs": (self.inputs, other.inputs),
             "hooks": (", ".join(self.edits) or "none", ", ".join(other.edits) or "none"),

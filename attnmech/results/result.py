@@ -183,7 +183,7 @@ class Result(SavesFigures, ABC):
 
     @property
     def _figure_model(self) -> str:
-        return self.provenance.model
+        return self.provenance.short_name
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:

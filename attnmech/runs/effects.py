@@ -24,6 +24,7 @@ from ..results.provenance import Provenance
 from ..results.quantity import Places
 from ..results.sentences import PALE
 from ..results.table import TextResult
+from .metrics import in_words
 from .sweep import Swept
 
 
@@ -31,7 +32,7 @@ def unit_of(metric: str) -> str:
     """The unit of a metric, in words."""
     known = {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}
     known |= {"log_probability": "nats of log-probability", "cross_entropy": "nats of cross-entropy"}
-    return known.get(metric, metric)
+    return known.get(metric, in_words(metric))
 
 
 _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "replaced by their values in another text"}
@@ -204,7 +205,7 @@ class Effects(OneEffect):
 
     @property
     def _title(self) -> str:
-        return f"Effect of {self.method} on {self.metric}, {self._PLACE} by {self._PLACE}"
+        return f"Effect of {self.method} on {in_words(self.metric)}, {self._PLACE} by {self._PLACE}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = f"Each cell is one {self._PLACE}, changed alone{PALE}."

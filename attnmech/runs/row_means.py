@@ -325,7 +325,7 @@ class RowMeans(TextResult, OfLayers):
     @property
     def _title(self) -> str:
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__)
-        return f"{words.capitalize()} of {self.provenance.model}"
+        return f"{words.capitalize()} of {self.provenance.short_name}"
 
     @property
     def _origin(self) -> dict[str, str]:

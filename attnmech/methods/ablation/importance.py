@@ -35,7 +35,7 @@ from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.effects import Changes, HeadEffects
 from ...runs.gradients import differentiated, tokens_at_once
 from ...runs.judged import JudgedTexts
-from ...runs.metrics import Metric, MetricLike
+from ...runs.metrics import Metric, MetricLike, in_words
 from ...runs.options import MeasuringOptions
 from ...runs.progress import steps
 from ...runs.sweep import batches_of, prompts_of, tokens_of
@@ -133,7 +133,7 @@ class HeadImportance(Changes):
 
     @property
     def _title(self) -> str:
-        return f"Importance of heads for {self.metric}, to first order"
+        return f"Importance of heads for {in_words(self.metric)}, to first order"
 
     def _sections(self) -> "Sequence[Section]":
         reading = "Each cell is one head. The estimate is first-order: it is exact only if the metric is linear in z."

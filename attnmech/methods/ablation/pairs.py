@@ -25,7 +25,7 @@ from ...results.table import require_no_head
 from ...runs.ablations import Ablations, reread
 from ...runs.effects import Changes
 from ...runs.journal import owning_journal
-from ...runs.metrics import MetricLike
+from ...runs.metrics import MetricLike, in_words
 from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 
@@ -99,7 +99,7 @@ class PairEffects(Changes):
 
     @property
     def _title(self) -> str:
-        return f"Effect of {self.method} ablation on {self.metric}, pairs of heads"
+        return f"Effect of {self.method} ablation on {in_words(self.metric)}, pairs of heads"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -36,7 +36,7 @@ from ...results.table import Table, require_no_head
 from ...runs.ablations import Ablations, checked_seed, reread
 from ...runs.effects import unit_of
 from ...runs.journal import Entry, Journal, leave, owning_journal
-from ...runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike
+from ...runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike, in_words
 from ...runs.options import SweepOptions
 from ...runs.progress import Steps
 from ...runs.progress import steps as bar_of
@@ -133,7 +133,7 @@ class PruningCurve(Table):
 
     @property
     def _title(self) -> str:
-        return f"Pruning heads: {self.method} ablation and {self.metric}"
+        return f"Pruning heads: {self.method} ablation and {in_words(self.metric)}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -17,6 +17,7 @@ from ...interventions.edits import KeyEdit
 from ...results.quantity import Places
 from ...results.table import require_no_head
 from ...runs.effects import OneEffect
+from ...runs.metrics import in_words
 from ...runs.sweep import Swept
 
 _LONGEST_NAME: Final = 44
@@ -75,7 +76,7 @@ class SweepEffects(OneEffect):
 
     @property
     def _title(self) -> str:
-        return f"Effect of interventions on {self.metric}"
+        return f"Effect of interventions on {in_words(self.metric)}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = "Each row is one intervention, or several applied together. The line through a mark is its interval."

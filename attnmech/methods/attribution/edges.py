@@ -16,6 +16,7 @@ from ...maths.intervals import TextMeans
 from ...results.circuit import Circuit
 from ...results.graph import Graph, head_of
 from ...results.table import require_no_head
+from ...runs.metrics import in_words
 from .estimates import Estimates
 from .figures import edge_graph
 
@@ -148,7 +149,7 @@ class EdgeAttribution(Estimates):
 
     @property
     def _title(self) -> str:
-        return f"Attribution of {self.metric} to edges"
+        return f"Attribution of {in_words(self.metric)} to edges"
 
     def _sections(self) -> "Sequence[Section]":
         solid = "none was measured"

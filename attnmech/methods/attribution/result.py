@@ -32,7 +32,7 @@ from ...results.sentences import PALE, for_map
 from ...results.table import framed
 from ...runs.ablations import checked_seed
 from ...runs.edge_passes import patched_edges
-from ...runs.metrics import MetricLike
+from ...runs.metrics import MetricLike, in_words
 from ...runs.options import MeasuringOptions
 from ...runs.residual_graph import OF_SENDERS, graph_of
 from ...runs.sweep import run_sweep, tokens_of
@@ -108,7 +108,7 @@ class Attribution(Estimates):
 
     @property
     def _title(self) -> str:
-        return f"Attribution of {self.metric} to {self.nodes.replace('+', ' and ').replace('mlps', 'MLPs')}"
+        return f"Attribution of {in_words(self.metric)} to {self.nodes.replace('+', ' and ').replace('mlps', 'MLPs')}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = f"Each cell is one node, patched alone, to first order{PALE}."

@@ -8,24 +8,20 @@ import torch
 from ...draw.text import with_minus_signs
 from ...maths.intervals import TextMeans
 from ...results.sentences import interval_of
+from ...runs.metrics import in_words
 from .p_values import ALPHA, SetTest, named
 from .set_effects import OtherTask
 from .shapes import FEWEST
 from .tasks import group_means
 
-_QUANTITY: Final = {
-    "logit_difference": ("logit difference", "logits"),
-    "log_probability": ("log probability of the answer", "nats"),
-    "accuracy": ("accuracy", ""),
-    "loss": ("loss", "nats"),
-    "cross_entropy": ("cross-entropy", "nats"),
-    "kl": ("divergence from the clean output", "nats"),
-}
+_UNITS: Final = {"logit_difference": "logits"} | dict.fromkeys(
+    ("log_probability", "loss", "cross_entropy", "kl"), "nats"
+)
 
 
 def quantity_of(metric: str) -> tuple[str, str]:
     """The quantity that a metric measures, and its unit."""
-    return _QUANTITY.get(metric, (metric, ""))
+    return in_words(metric), _UNITS.get(metric, "")
 
 
 def about_set(test: SetTest) -> str:

@@ -16,7 +16,7 @@ from ...basics.public import Arguments, public
 from ...batch import Batch
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
-from ...draw.text import with_minus_signs
+from ...draw.text import short_name, with_minus_signs
 from ...errors import InputError
 from ...maths.intervals import fewest_texts
 from ...model.inputs.encoder import Inputs
@@ -330,9 +330,10 @@ def _names(a: Any, b: Any) -> dict[str, str]:
     """The names of both sides in sentences: two models have theirs, unless these are the same."""
     if not isinstance(a, HookedModel):
         return {"a": "the first prompt", "b": "the second prompt"}
-    if a.name == b.name:
-        return {"a": f"the first {a.name}", "b": f"the second {b.name}"}
-    return {"a": a.name, "b": b.name}
+    one, other = map(short_name, (a.name, b.name))
+    if one == other:
+        return {"a": f"the first {one}", "b": f"the second {other}"}
+    return {"a": one, "b": other}
 
 
 def _require_same_shape(a: Stack, b: Stack) -> None:

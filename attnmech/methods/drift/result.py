@@ -349,7 +349,7 @@ class ResidualDrift(DriftByToken):
 
     @property
     def _title(self) -> str:
-        return f"Drift from the embedding in {self.provenance.model}"
+        return f"Drift from the embedding in {self.provenance.short_name}"
 
     @property
     def lead(self) -> str:

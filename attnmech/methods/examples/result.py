@@ -448,7 +448,7 @@ class HeadExamples(Summed):
 
     @property
     def _title(self) -> str:
-        return f"Example rows of heads in {self.provenance.model}"
+        return f"Example rows of heads in {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         return [Section("The rows of each head", READING, {"examples": self.view()}, "rows.examples_of(layer, head)")]

@@ -39,7 +39,7 @@ from ...results.table import Table, require_no_head
 from ...runs.ablations import reread
 from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.edge_passes import patched_edges
-from ...runs.metrics import SAME_METRIC, Metric, MetricLike
+from ...runs.metrics import SAME_METRIC, Metric, MetricLike, in_words
 from ...runs.options import MeasuringOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.residual_graph import OF_SENDERS, graph_of
@@ -174,7 +174,7 @@ class Faithfulness(Table):
 
     @property
     def _title(self) -> str:
-        return f"Faithfulness of {'a circuit' if len(self.sizes) == 1 else 'circuits'} on {self.metric}"
+        return f"Faithfulness of {'a circuit' if len(self.sizes) == 1 else 'circuits'} on {in_words(self.metric)}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

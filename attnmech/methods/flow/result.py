@@ -46,7 +46,7 @@ from ...runs.answers import Answers
 from ...runs.corpus import CorpusBatch
 from ...runs.gradients import differentiated
 from ...runs.judged import JudgedTexts
-from ...runs.metrics import Metric, MetricLike
+from ...runs.metrics import Metric, MetricLike, in_words
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.stream import stream
 
@@ -418,18 +418,19 @@ class AttentionFlow(PagedResult):
 
     @property
     def _lead_of_gradients(self) -> str:
-        assert self.head_maps is not None
+        assert self.head_maps is not None and self.metric is not None
         largest = int(self.head_maps.abs().argmax())
         layer, head, query, key = (int(index) for index in np.unravel_index(largest, tuple(self.head_maps.shape)))
         value = float(self.head_maps[layer, head, query, key])
         return (
-            f"{_TITLES[self.method]} for {self.metric}: largest in L{self.layers[layer]}H{head}, from query {query} "
-            f"{quoted(self.tokens[query])} to key {key} {quoted(self.tokens[key])} ({signed(value, '.3g')})."
+            f"{_TITLES[self.method]} for {in_words(self.metric)}: largest in L{self.layers[layer]}H{head}, from "
+            f"query {query} {quoted(self.tokens[query])} "
+            f"to key {key} {quoted(self.tokens[key])} ({signed(value, '.3g')})."
         )
 
     @property
     def _title(self) -> str:
-        return f"{_TITLES[self.method]} of {self.provenance.model}"
+        return f"{_TITLES[self.method]} of {self.provenance.short_name}"
 
     def _sections(self) -> list[Section]:
         return [Section("Last layer", _READING[self.method], {"flow": self.plot()}, "flow.plot()")]

@@ -383,7 +383,7 @@ class GroupAttention(AgainstBaseline):
 
     @property
     def _title(self) -> str:
-        return f"Attention between groups of words in {self.provenance.model}"
+        return f"Attention between groups of words in {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         return [

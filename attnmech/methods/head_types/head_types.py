@@ -341,7 +341,7 @@ class HeadTypes(TypeScores):
 
     @property
     def _title(self) -> str:
-        return f"Types of heads in {self.provenance.model}"
+        return f"Types of heads in {self.provenance.short_name}"
 
     @property
     def _texts(self) -> str:

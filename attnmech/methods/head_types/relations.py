@@ -342,7 +342,7 @@ class Relations(AgainstBaseline):
 
     @property
     def _title(self) -> str:
-        return f"Relations found by the heads of {self.provenance.model}"
+        return f"Relations found by the heads of {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         return [

@@ -283,7 +283,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         """The contents of the page: points and numbers of all heads, and the whole attention of a few texts."""
         return EmbeddingView(
             title=self._title,
-            model=self.provenance.model,
+            model=self.provenance.short_name,
             heads=[self._head_view(place) for place in range(len(self.heads))],
             labels=self.labels,
             text=self.text.numpy(),
@@ -398,7 +398,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
 
     @property
     def _title(self) -> str:
-        return f"Joint embedding of the queries and keys of {self.provenance.model}"
+        return f"Joint embedding of the queries and keys of {self.provenance.short_name}"
 
     @property
     def lead(self) -> str:

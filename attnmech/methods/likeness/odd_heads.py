@@ -421,7 +421,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
 
     @property
     def _title(self) -> str:
-        return f"Odd heads of {self.provenance.model}"
+        return f"Odd heads of {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -370,7 +370,7 @@ class Redundancy(SummedTable):
 
     @property
     def _title(self) -> str:
-        return f"Redundant heads of {self.provenance.model}"
+        return f"Redundant heads of {self.provenance.short_name}"
 
     @property
     def lead(self) -> str:

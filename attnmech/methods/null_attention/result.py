@@ -406,7 +406,7 @@ class NullAttention(NullStatistics, TextResult):
 
     @property
     def _title(self) -> str:
-        return f"Null attention of {self.provenance.model}"
+        return f"Null attention of {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         heading = "Verdicts" if self.parts is None else "Effects of zeroing the sink's value"

@@ -385,7 +385,7 @@ class OVTokens(TokenStatistics, OfLayers):
 
     @property
     def _title(self) -> str:
-        return f"What heads of {self.provenance.model} write for the tokens that they read"
+        return f"What heads of {self.provenance.short_name} write for the tokens that they read"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -27,7 +27,7 @@ from ...results.by_layer import subtracted
 from ...runs.ablations import reread
 from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ...runs.journal import owning_journal
-from ...runs.metrics import SAME_METRIC, MetricLike
+from ...runs.metrics import SAME_METRIC, MetricLike, in_words
 from ...runs.options import SweepOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import Swept, run_sweep
@@ -77,7 +77,7 @@ class Patched(Effects):
     def _label_of(self, name: str) -> str:
         if name != "recovered":
             return super()._label_of(name)
-        return f"recovered share<br>of the {self.metric.replace('_', ' ')}"
+        return f"recovered share<br>of the {in_words(self.metric)}"
 
     @property
     def not_recoverable(self) -> str | None:
@@ -89,7 +89,7 @@ class Patched(Effects):
             return f"the two runs' losses are for different {kind} tokens"
         clean, corrupted = self.clean.mean(), self.before.nanmean()
         if torch.isclose(clean, corrupted, rtol=SAME_METRIC, atol=0.0):
-            return f"the clean and the corrupted prompts give the same {self.metric}, {float(clean):.4g}"
+            return f"the clean and the corrupted prompts give the same {in_words(self.metric)}, {float(clean):.4g}"
         return None
 
     @property

@@ -19,7 +19,7 @@ from ...runs.ablations import reread
 from ...runs.effects import HeadEffects, head_fields
 from ...runs.engine import Receivers
 from ...runs.journal import owning_journal
-from ...runs.metrics import MetricLike
+from ...runs.metrics import MetricLike, in_words
 from ...runs.options import SweepOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import LATER, run_sweep
@@ -45,7 +45,7 @@ class PathEffects(HeadEffects):
 
     @property
     def _title(self) -> str:
-        return f"Effect of paths to {self._where} on {self.metric}, sender by sender"
+        return f"Effect of paths to {self._where} on {in_words(self.metric)}, sender by sender"
 
     @property
     def _where(self) -> str:

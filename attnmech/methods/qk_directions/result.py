@@ -305,7 +305,7 @@ class QKDirections(OfLayers):
 
     @property
     def _title(self) -> str:
-        return f"Query-key directions of the heads of {self.provenance.model}"
+        return f"Query-key directions of the heads of {self.provenance.short_name}"
 
     @property
     def _table(self) -> pd.DataFrame:

@@ -217,7 +217,7 @@ class Composition(PagedResult):
 
     @property
     def _title(self) -> str:
-        return f"Composition of the heads of {self.provenance.model}"
+        return f"Composition of the heads of {self.provenance.short_name}"
 
     def _sections(self) -> list[Section]:
         reading = (

@@ -444,7 +444,7 @@ class SourceDecomposition(Result):
         )
         figures = {"pairs": self.plot(layer=layer, head=head, contrast=True)}
         return in_notebook_output(
-            title=f"Sources of the scores of {self.provenance.model}",
+            title=f"Sources of the scores of {self.provenance.short_name}",
             lead=repr(self),
             sections=[Section(f"L{layer}H{head}, the head with the largest pair", reading, figures)],
             frame=strongest[["layer", "head", "source_q", "source_k", "contrast"]],

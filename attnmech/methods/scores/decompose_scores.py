@@ -315,7 +315,7 @@ class ScoreDecomposition(SplitScores):
         shown = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")'
         return render_page(
             Page(
-                title=f"Attention scores of {self.provenance.model}",
+                title=f"Attention scores of {self.provenance.short_name}",
                 headline=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
                 heads=PageHeads(view.layers, view.scores.shape[1], head_numbers(self, view)),
                 view=view,

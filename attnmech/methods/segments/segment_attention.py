@@ -322,7 +322,7 @@ class SegmentAttention(SegmentMeans):
 
     @property
     def _title(self) -> str:
-        return f"Attention between {self._things} of {self.provenance.model}"
+        return f"Attention between {self._things} of {self.provenance.short_name}"
 
     @property
     def _thing(self) -> str:

@@ -321,7 +321,7 @@ class SegmentEffects(PagedResult):
 
     @property
     def _title(self) -> str:
-        return f"Effect of cutting attention between segments in {self.provenance.model}"
+        return f"Effect of cutting attention between segments in {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

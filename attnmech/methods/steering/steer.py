@@ -30,7 +30,7 @@ from ...results.table import Table, require_no_head
 from ...runs.ablations import reread
 from ...runs.effects import unit_of
 from ...runs.journal import owning_journal
-from ...runs.metrics import MetricLike
+from ...runs.metrics import MetricLike, in_words
 from ...runs.options import SweepOptions
 from ...runs.sweep import Sweeps, run_sweep
 from .figures import dose_curve
@@ -113,7 +113,7 @@ class Steering(Table):
 
     @property
     def _title(self) -> str:
-        return f"Steering of {self.metric}"
+        return f"Steering of {in_words(self.metric)}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -18,7 +18,7 @@ from ...basics.public import public
 from ...draw.figure import Figure
 from ...draw.section import Section
 from ...draw.style import FIGURE_STYLE
-from ...draw.text import with_minus_signs
+from ...draw.text import short_name, with_minus_signs
 from ...errors import AttnmechError, InputError
 from ...model.files.load import load
 from ...model.run.hooked import HookedModel
@@ -122,7 +122,7 @@ def _measured(checkpoint: Any, method: Callable[[HookedModel], Result], named: s
 def _name_of(checkpoint: Any, number: int) -> str:
     if isinstance(checkpoint, str | Path):
         return Path(checkpoint).name
-    return f"{checkpoint.name}, {number}" if isinstance(checkpoint, HookedModel) else str(number)
+    return f"{short_name(checkpoint.name)}, {number}" if isinstance(checkpoint, HookedModel) else str(number)
 
 
 def _numbers(frame: pd.DataFrame, name: str, earlier: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -214,7 +214,7 @@ class Trajectory(PagedResult):
 
     @property
     def _title(self) -> str:
-        return f"Trajectory over checkpoints: {self.provenance.model}"
+        return f"Trajectory over checkpoints: {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         return [

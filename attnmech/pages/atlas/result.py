@@ -41,7 +41,7 @@ from ...results.by_layer import table_of
 from ...runs.effects import HeadEffects
 from ..heads import LOOKS, MATTERS, WHY, WRITES
 from ..measures import section_of
-from ..result import STATUS, short_name
+from ..result import STATUS
 from .heads import CorpusHeads
 
 _OF_HEAD: Final = ("layer", "head")
@@ -310,7 +310,7 @@ class Atlas(WritesHtml):
         headlines, provenance = self.heads.headlines, self.examples.provenance
         headline, *more = [finding.sentence for finding in headlines] or [self.lead]
         return Page(
-            title=f"Atlas of {short_name(provenance.model)} over {self.examples._texts}",
+            title=f"Atlas of {provenance.short_name} over {self.examples._texts}",
             headline=headline,
             more=more,
             heads=self.heads.page,
