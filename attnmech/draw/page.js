@@ -30,6 +30,10 @@ let underWay;
 let lastMoved = -Infinity; // the time at which the reader last scrolled or chose
 let queryChosen = false; // by the reader; until then the views show all rows
 let lastStep = { what: "", at: -Infinity }; // the reader's last step and its time
+const terms = new Map(allOf("dfn").map((term) => [term.textContent ?? "", term]));
+const anyTerm = new RegExp(`\\b(${[...terms.keys()].join("|")})\\b`);
+const ofQuery = ["row-finding", "reason"];
+const textsApart = new Set(["headline", ...ofQuery]);
 const onScreen = new Set(); // ids of figures
 const drawnWith = {}; // for each figure, the key of `shownIn` at its last drawing
 const begun = new Map(); // for each view, the promise of its drawing
@@ -427,7 +431,7 @@ function shadeTokens(query) {
     chip.setAttribute("aria-pressed", String(position === state.query));
     chip.tabIndex = position === state.query ? 0 : -1;
   });
-  for (const id of ["row-finding", "reason"]) if (id in page.texts) element(id).textContent = textOf(id, { ...state, query });
+  for (const id of ofQuery) if (id in page.texts) element(id).textContent = textOf(id, { ...state, query });
 }
 
 const tokenSteps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity };
@@ -460,7 +464,16 @@ function remember(how) {
   history[how]({ queryChosen }, "", address());
 }
 
+/** The headline of the chosen head, with the meanings of terms; it keeps its height, so that nothing below it moves. */
+function showHeadline() {
+  const [headline, sentence] = [element("headline"), textOf("headline")];
+  if (headline.textContent === sentence) return;
+  headline.style.minHeight = innerWidth === drawnFor ? `${headline.offsetHeight}px` : "";
+  headline.replaceChildren(...sentence.split(anyTerm).map((part) => terms.get(part)?.cloneNode(true) ?? part));
+}
+
 function show(changes) {
+  if ("headline" in page.texts) showHeadline();
   drawnFor = innerWidth;
   Object.assign(words, page.words[isWeighted() ? 1 : 0]);
   for (const select of selectors) select.selectedIndex = state[select.id];
@@ -469,7 +482,7 @@ function show(changes) {
   headMap?.choose(choiceForHeads());
   if (tokens.length) shadeTokens(state.query);
   drawFigures();
-  for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
+  for (const id of Object.keys(page.texts)) if (!textsApart.has(id)) element(id).textContent = textOf(id);
   for (const id of viewIds) chooseIn(id, changes);
   for (const code of allOf("[data-call]")) {
     code.textContent = withChoices(withChoices(String(code.dataset.call))); // the value of a choice may be a call with other choices

@@ -46,6 +46,8 @@ class Page:
     """The page's title."""
     headline: str
     """The finding at the top of the page, in one sentence."""
+    headlines: Sequence[Sequence[str]] = ()
+    """The headline of each chosen head, by layer and head; empty if the headline is about all heads."""
     heads: PageHeads
     """What the page says about each head."""
     view: ScoreNumbers | None = None
@@ -266,8 +268,9 @@ def _data(page: Page) -> dict[str, Any]:
             (*places, queries),
             lambda layer, head, query: page.reasons[layer][head][query],
         )
-    for number, entries in enumerate(page.heads.card.values()):
-        texts[f"card-{number}"] = ByChoice.texts(("layer", "head"), places, _in(entries))
+    of_heads = {f"card-{number}": entries for number, entries in enumerate(page.heads.card.values())}
+    for name, entries in (of_heads | ({"headline": page.headlines} if page.headlines else {})).items():
+        texts[name] = ByChoice.texts(("layer", "head"), places, _in(entries))
     figures = {
         name: _figure(name, figure, store) for name, figure in drawn.items() if isinstance(figure, (Chart, go.Figure))
     }

@@ -26,7 +26,7 @@ from ..methods.updates.result import ResidualUpdates
 from ..results.head_page import robust
 from ..runs.effects import HeadEffects
 from ..runs.row_means import RowMeans
-from .start import TellingRows
+from .start import TellingRow, TellingRows
 
 T = TypeVar("T")
 
@@ -102,6 +102,16 @@ class HeadFacts(ABC):
         """Findings about single heads: the most telling row, the clearest type, the largest clear effect."""
         findings = (self.telling, self._clearest_type, self._largest_effect)
         return [headline for headline in findings if headline is not None]
+
+    @property
+    def by_head(self) -> list[list[str]]:
+        """The headline of each chosen head: its finding, or else a sentence about it; empty without findings."""
+        findings = {finding.place: finding.sentence for finding in reversed(self.headlines)}
+        return self.each(lambda *place: findings.get(place) or self._headline(*place)) if findings else []
+
+    def _headline(self, layer: int, head: int) -> str:
+        """The headline of a head without a finding."""
+        return self._sentence(layer, head)
 
     @property
     def telling(self) -> "Headline | None":
@@ -404,8 +414,14 @@ class TextHeads(HeadFacts):
         if self.rows.first is None:
             return None
         place, head, row = self.rows.first
-        sentence = f"On this {self.nouns.text}, L{self.layers[place]}H{head} attends {row.sentence}."
-        return Headline(sentence, (self.layers[place], head))
+        return Headline(self._told(self.layers[place], head, row), (self.layers[place], head))
+
+    def _headline(self, layer: int, head: int) -> str:
+        row = self.rows.of_head(self.layers.index(layer), head)
+        return super()._headline(layer, head) if row is None else self._told(layer, head, row)
+
+    def _told(self, layer: int, head: int, row: TellingRow) -> str:
+        return f"On this {self.nouns.text}, L{layer}H{head} attends {row.sentence}."
 
 
 def most_alike(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "head_of_all head_of_all"]:

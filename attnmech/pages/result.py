@@ -223,6 +223,7 @@ class Report(WritesHtml):
         return Page(
             title=self._title,
             headline=headline,
+            headlines=facts.by_head,
             more=more,
             heads=shown,
             detailed=sorted(shown.order[:most]) if left_out else None,

@@ -16,7 +16,7 @@ from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.section import Section
 from attnmech.draw.text import shorten, visible_token
 
-from .conftest import FULL_START, START, TOKENS, choose_by_address
+from .conftest import FULL_START, HOSTILE, START, TOKENS, choose_by_address
 from .conftest import page as page_of
 
 pytestmark = pytest.mark.browser
@@ -229,6 +229,13 @@ def test_the_map_of_heads_shows_a_number_and_pales_what_is_not_clear(opened: Any
     colours = opened.eval_on_selector_all(".heads-cell", "all => all.map(one => getComputedStyle(one).backgroundColor)")
     assert colours[0] != colours[4]  # 2 and −2
     assert opened.inner_text(".heads-legend").split()[:2] == ["−3", "3"]
+
+
+def test_the_headline_is_about_the_head_in_the_address_and_explains_its_terms(opened: Any) -> None:
+    for layer, head in ((2, 1), (5, 2)):
+        choose_by_address(opened, f"#layer={layer}&head={head}&tab=all")
+        assert opened.inner_text("h1") == f"L{layer}H{head} {HOSTILE}: 3 nats" and not opened.evaluate("window.owned")
+        assert opened.locator("h1 dfn").all_inner_texts() == ["nats"] and opened.get_attribute("h1 dfn", "data-means")
 
 
 def test_a_scatter_of_two_numbers_has_a_point_for_each_head_that_has_both(opened: Any) -> None:

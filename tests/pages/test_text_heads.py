@@ -1,5 +1,7 @@
 """A page's statements about each head, and the finding at its top, against loops over the results."""
 
+import re
+
 import models
 import numpy as np
 import pytest
@@ -87,6 +89,10 @@ def test_the_findings_are_about_this_text_the_clearest_type_and_the_largest_effe
     assert telling.sentence.startswith("On this text, ")
     assert f"“{report.scores.tokens[0][report._page().start[2]].strip()}”" in telling.sentence
     assert report._page().start[:2] == telling.place and report._page().headline == telling.sentence
+    headlines = {(layer, head): facts.by_head[layer][head] for layer in range(4) for head in range(8)}
+    assert all(f"L{layer}H{head}" in re.findall(r"L\d+H\d", sentence) for (layer, head), sentence in headlines.items())
+    assert all(headlines[finding.place] == finding.sentence for finding in facts.headlines)
+    assert sum(sentence.startswith("On this text, ") for sentence in headlines.values()) > 20
 
 
 def test_a_card_has_the_types_the_effect_and_similar_heads(report: am.results.Report, facts: TextHeads) -> None:

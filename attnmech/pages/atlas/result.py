@@ -312,6 +312,7 @@ class Atlas(WritesHtml):
         return Page(
             title=f"Atlas of {provenance.short_name} over {self.examples._texts}",
             headline=headline,
+            headlines=self.heads.by_head,
             more=more,
             heads=self.heads.page,
             notes=self.notes,
