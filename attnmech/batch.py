@@ -1,7 +1,7 @@
 """Defines the input of a run: a batch of tokens, with the labels that results need."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
@@ -55,8 +55,8 @@ class Batch:
     """For each stack, labels of the keys after the tokens that are not themselves tokens (`nn.MultiheadAttention`)."""
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
-    placeholders: frozenset[int] = frozenset()
-    """The ids, all special, of tokens that stand for pictures or sounds."""
+    kind_of: Mapping[int, str] = field(default_factory=dict)
+    """The ids of tokens that stand for pictures or sounds, each with its kind ("image", "video", "sound")."""
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
     """Maps token ids to their labels; None if positions are not tokens, as in images."""
     pieces: tuple[tuple[str | bytes, ...], ...] | None = None
@@ -205,7 +205,14 @@ class Batch:
     @property
     def is_sensed(self) -> Bool[Tensor, "batch position"]:
         """True at tokens that stand for a picture or a sound."""
-        return self._among(self.placeholders)
+        return self._among(self.kind_of)
+
+    def kinds(self, text: int = 0) -> tuple[str, ...]:
+        """What each token of a text is: "image", "video" or "sound" where it stands for one, else "special" or
+        "text".
+        """
+        ids = self.ids[text][self.mask[text]].tolist()
+        return tuple(self.kind_of.get(token, "special" if token in self.special else "text") for token in ids)
 
     @property
     def has_next(self) -> Bool[Tensor, "batch position"]:
@@ -213,7 +220,7 @@ class Batch:
         following = (self.mask & ~self.is_sensed if self.senses else self.mask)[:, 1:]
         return self.mask & torch.cat((following, torch.zeros_like(self.mask[:, :1])), dim=1)
 
-    def _among(self, tokens: frozenset[int]) -> Bool[Tensor, "batch position"]:
+    def _among(self, tokens: Collection[int]) -> Bool[Tensor, "batch position"]:
         # Gemma's vocabulary marks 6,249 tokens as special; torch.tensor takes milliseconds for as many numbers.
         chosen = torch.from_numpy(np.fromiter(tokens, np.int64, len(tokens)))
         return torch.isin(self.ids, chosen.to(self.ids.device))

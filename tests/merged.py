@@ -1,11 +1,16 @@
 """Small models of text with pictures or sounds, and inputs for them, with no axis of the size of another."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import models
+import numpy as np
 import tiny
 import torch
+import transformers
+from PIL import Image
 from torch import Tensor
 
 IMAGE: Final = 33
@@ -95,3 +100,67 @@ def inputs_of(made: Kind, number: int, words: int) -> dict[str, Tensor]:
     ids[0, made.first : made.first + made.tokens] = IMAGE
     types = torch.zeros_like(ids) if made.first == 0 else (ids == IMAGE).long()
     return {"input_ids": ids, **made.senses(number), **({made.types: types} if made.types else {})}
+
+
+def picture(seed: int, *, width: int = 40, height: int = 30) -> Image.Image:
+    """A picture of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def recording(seed: int) -> tuple[int, np.ndarray]:
+    """One second of noise."""
+    return 16000, np.random.default_rng(seed).normal(size=16000).astype(np.float32)
+
+
+def with_processor(kind: str) -> tuple[Any, Any, str]:
+    """A plain model, a processor for it, and what stands for a picture or a sound in a text."""
+    make, mark, special, named = _PROCESSORS[kind]
+    tokenizer = models.tokenizer(has_bos=True, adds_bos=True)
+    tokenizer.add_special_tokens({"extra_special_tokens": special})
+    tokenizer._set_model_specific_special_tokens(named)
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{% for part in m['content'] %}{% if part['type'] == 'text' %}"
+        "{{ part['text'] }}{% else %} " + mark + " {% endif %}{% endfor %}{% endfor %}"
+    )
+    made = KINDS[kind]
+    plain = tiny.merging(kind, made.sizes, **{made.placeholder: tokenizer.convert_tokens_to_ids(special[0])})
+    processor = make(tokenizer)
+    processor.chat_template = tokenizer.chat_template
+    return plain, processor, mark
+
+
+def _pil(kind: str, **sizes: Any) -> Any:
+    """An image processor that needs no torchvision."""
+    module = importlib.import_module(f"transformers.models.{kind}.image_processing_pil_{kind}")
+    name = next(name for name in vars(module) if name.lower() == f"{kind}imageprocessorpil")
+    return getattr(module, name)(**sizes)
+
+
+_EDGE: Final = {"height": _SIDE, "width": _SIDE}
+_PROCESSORS: Final[dict[str, tuple[Callable[[Any], Any], str, list[str], dict[str, str]]]] = {
+    "llava": (
+        lambda tokenizer: transformers.LlavaProcessor(
+            _pil("clip", size={"shortest_edge": _SIDE}, crop_size=_SIDE), tokenizer, patch_size=_PATCH,
+            vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        ),
+        "<image>", ["<image>"], {},
+    ),
+    "gemma3": (
+        lambda tokenizer: transformers.Gemma3Processor(_pil("gemma3", size=_EDGE), tokenizer, image_seq_length=4),
+        "<boi>", ["<soft>", "<boi>", "<eoi>"], {"image_token": "<soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
+    ),
+    "idefics3": (
+        lambda tokenizer: transformers.Idefics3Processor(
+            _pil("idefics3", size={"longest_edge": 2 * _SIDE}, max_image_size={"longest_edge": _SIDE}), tokenizer,
+            image_seq_len=4,
+        ),
+        "<image>", ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"], {},
+    ),
+    "qwen2_audio": (
+        lambda tokenizer: transformers.Qwen2AudioProcessor(
+            transformers.WhisperFeatureExtractor(16, chunk_length=1, n_fft=64, hop_length=800), tokenizer
+        ),
+        "<|audio_bos|><|AUDIO|><|audio_eos|>", ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"], {},
+    ),
+}  # fmt: skip

@@ -23,9 +23,10 @@ from ..basics.messages import takes
 from ..basics.public import public
 from ..batch import Batch
 from ..errors import InputError
-from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
+from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs
 from ..model.inputs.encoders import tokenized
 from ..model.inputs.lengths import warn_of_batch, warn_of_length
+from ..model.inputs.merged import Besides, is_chat, is_list_of
 from ..model.inputs.processors import Picture
 from ..model.parts.hashes import batch_hash, tensors_hash
 from ..model.parts.pieces import Tokenized
@@ -176,7 +177,7 @@ def batches(
             "array of ids: torch.tensor(ids)."
         )
     if model.reads_tokens and not one_batch:
-        inputs = _texts_of_records(inputs)
+        inputs = _texts_of_records(inputs, getattr(model.encoder, "besides", None))
     reading = _Reading(model, truncate, bos, shard, CorpusHash() if whole is None else whole)
     return reading.batches(inputs, tokens_per_batch, window)
 
@@ -340,12 +341,13 @@ class _Reading:
         return CorpusBatch(documents.batch, torch.tensor(documents.numbers), 0, self._digest.hexdigest())
 
 
-def _texts_of_records(inputs: Iterable[Any]) -> Iterator[Any]:
+def _texts_of_records(inputs: Iterable[Any], besides: Besides | None) -> Iterator[Any]:
     """The items of a corpus, with records (`{"text": ...}`, as the library datasets yields them) replaced by their
-    texts. As in files, blank texts of records are skipped.
+    texts, unless the model reads what they hold `besides`. As in files, blank texts of records are skipped.
     """
     for number, item in enumerate(inputs):
-        if isinstance(item, Mapping) and "text" in item and "input_ids" not in item:
+        is_record = isinstance(item, Mapping) and "text" in item and "input_ids" not in item
+        if is_record and not (besides is not None and besides.reads(item)):
             text = text_of(item["text"], f"record {number}")
             if text.strip():
                 yield text

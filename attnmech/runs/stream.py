@@ -17,7 +17,8 @@ from ..errors import InputError, JournalError, ReducerError
 from ..maths.copies import copies_of
 from ..maths.intervals import TextMeans
 from ..model.attention.observed import LayerEnd, RowBlock
-from ..model.inputs.encoder import Inputs, is_chat
+from ..model.inputs.encoder import Inputs
+from ..model.inputs.merged import is_chat
 from ..model.parts.hashes import batch_hash
 from ..model.run.hooked import HookedModel, require_model
 from ..model.stack.stack import Stack

@@ -1,5 +1,6 @@
 """Pictures and sounds among the tokens of a text, against plain transformers."""
 
+import inspect
 from typing import Any
 
 import merged
@@ -123,6 +124,38 @@ def test_missing_token_types_are_refused(name: str) -> None:
     model.run(text | {made.types: types})
     with pytest.raises(InputError, match=str(made.types)):
         model.run(text)
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3", "idefics3", "qwen2_audio"])
+def test_what_the_models_processor_makes_of_a_text_with_pictures(name: str) -> None:
+    plain, processor, mark = merged.with_processor(name)
+    model = am.load(plain, processor=processor)
+    kind, argument = ("sound", "audio") if name == "qwen2_audio" else ("image", "images")
+    own = merged.recording(3) if kind == "sound" else merged.picture(3)
+    made = processor(
+        text=[f"the {mark} keys"], **{argument: [own[1] if kind == "sound" else own]}, return_tensors="pt",
+        return_mm_token_type_ids=True,
+    )  # fmt: skip
+    taken = inspect.signature(plain.forward).parameters
+    expected = logits_of(plain, {key: value for key, value in made.items() if key in taken})
+    content = [{"type": "text", "text": "the"}, {"type": argument.rstrip("s"), argument.rstrip("s"): own}]
+    chat = [{"role": "user", "content": [*content, {"type": "text", "text": "keys"}]}]
+    for entry in ({"text": f"the {mark} keys", f"{kind}s": [own]}, chat):
+        batch = model.encode(entry)  # type: ignore[arg-type]
+        held = batch.is_sensed[0]
+        assert batch.ids.tolist() == made["input_ids"].tolist() and int(held.sum()) >= 4
+        assert batch.kinds(0).count(kind) == int(held.sum()) and batch.kinds(0)[:2] == ("special", "text")
+        assert [text for text, is_held in zip(batch.tokens[0], held, strict=True) if is_held][2] == f"<{kind}: token 3>"
+        torch.testing.assert_close(model.run(batch).logits, expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
+    several = [{"text": f"the {mark} keys", f"{kind}s": own}, {"text": "the keys"}, chat]
+    both = model.run(several).logits  # type: ignore[arg-type]
+    torch.testing.assert_close(both[2:], both[:1])
+    in_turn = am.attention_focus(model, iter(several))
+    torch.testing.assert_close(in_turn.entropy, am.attention_focus(model, several).entropy)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="processor cannot read this"):
+        model.run({"text": "the keys", f"{kind}s": [own]})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="was loaded without its processor"):
+        am.load(plain, tokenizer=processor.tokenizer).run(chat)
 
 
 def test_what_is_added_between_blocks_is_refused_and_text_stays() -> None:

@@ -180,7 +180,7 @@ def load(
     else:
         original, tokenizer, name, folder = from_files(source, tokenizer, place, kind)
         processor = processor_in(folder, original) if processor is None else processor
-    if tokenizer is None and original.config.is_encoder_decoder:
+    if tokenizer is None and (original.config.is_encoder_decoder or original.main_input_name == "input_ids"):
         tokenizer = getattr(processor, "tokenizer", None)
     processor = None if processor is None else check_processor(processor, original)
     check_real(original)

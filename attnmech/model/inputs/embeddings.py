@@ -15,9 +15,17 @@ from ..attention.in_force import InForce
 from ..attention.local_global import GLOBAL_MASK, globals_by_default
 from ..parts.modules import first_tensor
 from ..structure.architecture import Architecture
-from ..structure.text_part import merged_into, placeholders_of, text_ids, text_modules, text_setting
+from ..structure.text_part import (
+    kinds_of,
+    merged_into,
+    placeholders_of,
+    taken_besides,
+    text_ids,
+    text_modules,
+    text_setting,
+)
 from .encoder import Encoder
-from .merged import taken_besides
+from .merged import Besides
 
 _TRIED: Final = 3
 """The length of the text on which the numbering of positions is tested."""
@@ -115,6 +123,7 @@ def token_encoder(
     *,
     first_position: Callable[[], int | None],
     ignores_zeros: Callable[[str], bool],
+    processor: Any,
 ) -> Encoder:
     """The encoder of this model's tokens and of its decoder's targets, with the sizes of its tables.
 
@@ -138,11 +147,13 @@ def token_encoder(
     chosen = globals_by_default(model) if GLOBAL_MASK in further else None
     of_text = plans[0].reads == "tokens"
     taken = tuple(inspect.signature(model.forward).parameters)
+    besides = None
+    if of_text and (more := taken_besides(taken)) and merged_into(model.base_model, plan.blocks) is not None:
+        besides = Besides(more, token_embedding(model).dtype, kinds_of(model.config), processor)
     return Encoder(
         tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position),
         placeholders_of(model.config, tokenizer, taken) if of_text else {}, cache(ignores_zeros),
-        besides_text=taken_besides(taken) if of_text and merged_into(model.base_model, plan.blocks) else frozenset(),
-        dtype=token_embedding(model).dtype,
+        besides=besides,
     )  # fmt: skip
 
 

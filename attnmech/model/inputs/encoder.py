@@ -20,7 +20,8 @@ from ...batch import Batch
 from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
 from ..parts.pieces import Tokenized, piece_of_text, read_piece, special_ids, texts_of_pieces, unknown_id, unknown_texts
-from .merged import Chat, Merged, holds_more, joined, numbers_of, require_text_in
+from ..structure.text_part import holds_more
+from .merged import Besides, Chat, is_chat, is_list_of, joined, numbers_of, require_text_in
 from .processors import Picture, Recording
 
 Ids: TypeAlias = Tensor | np.ndarray
@@ -66,8 +67,7 @@ class Encoder:
         first_position: Callable[[], int | None] = lambda: None,
         placeholders: Mapping[int, str] = MappingProxyType({}),
         ignores_zeros: Callable[[str], bool] = lambda name: False,
-        besides_text: frozenset[str] = frozenset(),
-        dtype: torch.dtype = torch.float32,
+        besides: Besides | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -85,8 +85,8 @@ class Encoder:
         """The number from which the model counts positions by default; None if it does not simply count them."""
         self.placeholders = placeholders
         """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
-        self.besides_text, self._dtype = besides_text, dtype
-        """The inputs of pictures and sounds that the model takes among its tokens, and their precision."""
+        self.besides = besides
+        """What the model takes among its tokens besides text; None for a model of text alone."""
         self._ignores_zeros = ignores_zeros
         """Whether zeros as a further input of the model, by its name, change nothing."""
         self.unknown = unknown_id(tokenizer)
@@ -112,13 +112,15 @@ class Encoder:
         if isinstance(inputs, str):
             return self.padded(self.tokenize([inputs], bos))
         if isinstance(inputs, Mapping):
-            return self._merged([inputs]) if self._reads_more(inputs) else self._mapping(inputs)
+            return self._merged([inputs]) if self._reads_more([inputs]) else self._mapping(inputs)
         if isinstance(inputs, Ids):
             return self._ids(numbers_of("token ids", inputs), None, {})
         entries: Any = inputs
         if is_list_of(entries, str):
             return self.padded(self.tokenize(list(entries), bos))
-        if is_list_of(entries, Mapping) and any(map(self._reads_more, entries)):
+        if is_chat(entries) and self._reads_more([entries]):
+            return self._merged([entries])
+        if is_list_of(entries, Mapping | Sequence) and self._reads_more(entries):
             return self._merged(entries)
         if is_list_of(entries, Ids):
             rows = [row for number, ids in enumerate(entries) for row in _rows(number, ids)]
@@ -197,13 +199,15 @@ class Encoder:
         for message in (message for chat in chats for message in chat):
             if "content" not in message:
                 raise InputError(f'a message must have "role" and "content"; got {shown(dict(message))}.')
-        if not getattr(self.tokenizer, "chat_template", None):
+        processor = None if self.besides is None else self.besides.processor
+        renders: Any = processor if getattr(processor, "chat_template", None) else self.tokenizer
+        if not getattr(renders, "chat_template", None):
             raise InputError(
                 "this model's tokenizer has no chat template, so it takes texts. Give it its template (Jinja): "
                 "model.tokenizer.chat_template = ..., or write the chat as one text."
             )
         try:
-            texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=False)
+            texts = renders.apply_chat_template(chats, tokenize=False, add_generation_prompt=False)
         except Exception as error:  # a template is a program, and may raise anything
             require_text_in(chats)
             raise InputError(
@@ -281,23 +285,25 @@ class Encoder:
         mask = torch.arange(ids.shape[1]) < torch.tensor([len(row.ids) for row in rows])[:, None]
         return self._ids(ids, mask, {}, unknown=[row.unknown for row in rows])
 
-    def _reads_more(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether inputs hold pictures or sounds, and the model takes them among its tokens."""
-        return bool(self.besides_text) and holds_more(inputs)
+    def _reads_more(self, entries: Sequence[Any]) -> bool:
+        """Whether texts hold pictures or sounds, and the model takes them among its tokens."""
+        return self.besides is not None and any(map(self.besides.reads, entries))
 
-    def _merged(self, inputs: Sequence[Mapping[str, Any]]) -> Batch:
-        """One batch from mappings of model inputs, one for each text, of which some hold pictures or sounds."""
-        texts = [Merged.of(one, self.besides_text, self._dtype) for one in inputs]
+    def _merged(self, entries: Sequence[Any]) -> Batch:
+        """One batch from texts, some of them with pictures or sounds."""
+        assert self.besides is not None
+        texts = [self.besides.read(entry, lambda chat: self._rendered([chat])[0]) for entry in entries]
         for text in texts:
             if not text.senses:
                 self._require_text(text.ids)
         ids, mask, extra = joined(texts, self._pad)
-        return replace(
+        batch = replace(
             self._tokens(ids, mask),
             extra={name: value.to(self.device) for name, value in extra.items()},
             senses=tuple({name: value.to(self.device) for name, value in text.senses.items()} for text in texts),
-            placeholders=frozenset(self.placeholders),
+            kind_of=self.besides.kinds,
         )
+        return replace(batch, tokens=tuple(map(self.besides.labels, batch.tokens, batch.ids.tolist())))
 
     @property
     def _pad(self) -> int:
@@ -474,9 +480,11 @@ class Encoder:
         held = ids[torch.isin(ids, torch.tensor(list(self.placeholders)))].tolist()
         if held:
             text = "" if self.tokenizer is None else f"{self.token_texts(held[:1])[0]!r}, "
+            alone = "attnmech reads only the text of this model. Leave it out."
+            given = 'give that with it, {"text": ..., "images": [...], "sounds": [...]}, or leave the token out.'
             raise InputError(
-                f"the text holds {text}token {held[0]}, which stands for {self.placeholders[held[0]]}; attnmech reads "
-                "only the text of this model. Leave it out."
+                f"the text holds {text}token {held[0]}, which stands for {self.placeholders[held[0]]}; "
+                f"{alone if self.besides is None else given}"
             )
 
     @staticmethod
@@ -498,18 +506,6 @@ def _added_once(row: list[int], bare: list[int]) -> list[int]:
             kept = [] if before[:1] == bare[:1] else before, [] if after[-1:] == bare[-1:] else after
             fitting.append([*kept[0], *bare, *kept[1]])
     return min(fitting, key=len)
-
-
-def is_list_of(inputs: Any, kind: Any) -> bool:
-    """Whether inputs are a list whose entries are all of one kind (texts, or token ids); an empty list counts as
-    both.
-    """
-    return isinstance(inputs, Sequence) and all(isinstance(entry, kind) for entry in inputs)
-
-
-def is_chat(inputs: Any) -> bool:
-    """Whether inputs are the messages of one chat: a list of mappings that name roles."""
-    return is_list_of(inputs, Mapping) and len(inputs) > 0 and all("role" in message for message in inputs)
 
 
 def _without_ids(inputs: Mapping[str, Any]) -> str:

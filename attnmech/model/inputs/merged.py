@@ -1,8 +1,9 @@
-"""Reads texts with pictures or sounds among their tokens, as transformers' processors return them."""
+"""Reads texts with pictures or sounds among their tokens, as users have them or as processors return them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Int
@@ -11,37 +12,69 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...basics.arguments import dense, shown
 from ...errors import InputError
-from ..structure.text_part import sense_of
+from ..structure.text_part import holds_more, sense_of
+from .processors import both_processed
 
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
 """The messages of a chat, as transformers' chat templates take them, each with a "role" and a "content"."""
 
-_OF_TEXT: Final = frozenset(
-    {
-        *("self", "args", "kwargs", "input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds"),
-        *("labels", "use_cache", "cache_position", "logits_to_keep", "output_attentions", "output_hidden_states"),
-        *("return_dict", "mm_encoder_outputs", "vision_feature_layer", "vision_feature_select_strategy"),
-    }
-)
-"""The arguments of a model's forward pass that are not what a processor returns besides the text."""
+
+@dataclass(frozen=True)
+class Besides:
+    """What a model takes among its tokens besides text."""
+
+    taken: frozenset[str]
+    """Names of the inputs that hold it, or that say which tokens it belongs to."""
+    dtype: torch.dtype
+    kinds: Mapping[int, str]
+    """The ids of the tokens that stand for it, each with its kind: "image", "video" or "sound"."""
+    processor: Any = None
+
+    def reads(self, entry: Any) -> bool:
+        """Whether an entry of a list of inputs holds pictures or sounds."""
+        if is_chat(entry):
+            return next(_senses_in([entry]), None) is not None
+        return isinstance(entry, Mapping) and holds_more(entry)
+
+    def read(self, entry: Any, rendered: Callable[[Chat], str]) -> "Merged":
+        """One text of a list: a mapping of model inputs, a text with its images and sounds, or a chat."""
+        if is_chat(entry):
+            signals = [(sense, part) for _, sense, part in _senses_in([entry])]
+            images = [_signal_of(part, "image") for sense, part in signals if sense == "an image"]
+            sounds = [_signal_of(part, "audio") for sense, part in signals if sense == "a sound"]
+            if len(images) + len(sounds) < len(signals):
+                raise InputError("films are not read; give their frames as images.")
+            made = both_processed(self.processor, rendered(entry), images, sounds, add_special_tokens=False)
+        elif "text" in entry:
+            if unknown := sorted(map(str, entry.keys() - {"text", "images", "sounds"})):
+                raise InputError(f'a text with pictures is {{"text": ..., "images": [...]}}; got {unknown[0]} as well.')
+            images, sounds = (_listed(entry.get(name)) for name in ("images", "sounds"))
+            made = both_processed(self.processor, entry["text"], images, sounds)
+        else:
+            return Merged.of(entry, self.taken, self.dtype)
+        known = {"input_ids", "attention_mask", *self.taken}
+        return Merged.of({name: made[name] for name in made if name in known}, self.taken, self.dtype)
+
+    def labels(self, tokens: Sequence[str], ids: Sequence[int]) -> tuple[str, ...]:
+        """The labels of a text's tokens, in which those of each kind are numbered."""
+        counts: Counter[str] = Counter()
+        labels = []
+        for label, kind in zip(tokens, map(self.kinds.get, ids), strict=True):
+            counts[kind or ""] += 1
+            labels.append(f"<{kind}: token {counts[kind]}>" if kind else label)
+        return tuple(labels)
 
 
-def taken_besides(arguments: Collection[str]) -> frozenset[str]:
-    """The inputs besides text among the arguments of a model's forward pass; empty for a model of text alone."""
-    return frozenset(arguments) - _OF_TEXT if any(map(_holds_sense, arguments)) else frozenset()
+def _listed(signals: Any) -> list[Any]:
+    return [] if signals is None else list(signals) if isinstance(signals, list) else [signals]
 
 
-def holds_more(inputs: Mapping[str, Any]) -> bool:
-    """Whether model inputs hold a picture or a sound.
-
-    >>> holds_more({"input_ids": [[5, 7]], "mm_token_type_ids": [[0, 0]]}), holds_more({"pixel_values": [[0.5]]})
-    (False, True)
-    """
-    return any(value is not None and _holds_sense(str(name)) for name, value in inputs.items())
-
-
-def _holds_sense(name: str) -> bool:
-    return sense_of(name) is not None and not name.endswith("token_type_ids") and name not in _OF_TEXT
+def _signal_of(part: Mapping[str, Any], kind: str) -> Any:
+    """The picture or sound of a part of a message."""
+    signal = part.get(kind, part.get("path"))
+    if signal is None:
+        raise InputError(f'a chat holds {{"type": "{kind}", "{kind}": ...}}; got {shown(dict(part))}.')
+    return signal
 
 
 @dataclass(frozen=True)
@@ -96,17 +129,38 @@ def joined(texts: Sequence[Merged], pad: int) -> tuple[Tensor, Tensor, dict[str,
     return ids, mask, extra
 
 
+def is_list_of(inputs: Any, kind: Any) -> bool:
+    """Whether inputs are a list whose entries are all of one kind (texts, or token ids); an empty list counts as
+    both.
+    """
+    return isinstance(inputs, Sequence) and all(isinstance(entry, kind) for entry in inputs)
+
+
+def is_chat(inputs: Any) -> bool:
+    """Whether inputs are the messages of one chat: a list of mappings that name roles."""
+    return is_list_of(inputs, Mapping) and len(inputs) > 0 and all("role" in message for message in inputs)
+
+
 def require_text_in(chats: Sequence[Chat]) -> None:
     """Raises `InputError` for a message that holds a picture, a film or a sound."""
+    for number, sense, part in _senses_in(chats):
+        raise InputError(
+            f"message {number} of the chat holds {sense} (a part of the type {_type_of(part)!r}); attnmech reads only "
+            "text. Leave it out."
+        )
+
+
+def _senses_in(chats: Sequence[Chat]) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """The parts of messages that are not text, each with the message's number and what it is."""
     for number, message in ((number, message) for chat in chats for number, message in enumerate(chat)):
         content = message.get("content")
         for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
-            kind = str(part.get("type", next(iter(part), ""))) if isinstance(part, Mapping) else "text"
-            if (sense := sense_of(kind)) is not None:
-                raise InputError(
-                    f"message {number} of the chat holds {sense} (a part of the type {kind!r}); attnmech reads only "
-                    "text. Leave it out."
-                )
+            if isinstance(part, Mapping) and (sense := sense_of(_type_of(part))) is not None:
+                yield number, sense, part
+
+
+def _type_of(part: Mapping[str, Any]) -> str:
+    return str(part.get("type", next(iter(part), "")))
 
 
 def numbers_of(name: str, value: Any) -> Tensor:

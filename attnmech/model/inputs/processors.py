@@ -1,5 +1,6 @@
 """Makes a model's inputs from pictures and recordings, by the model's own processor."""
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +8,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedModel
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, PreTrainedModel
 
 from ...basics.arguments import shown
 from ...basics.messages import first_line
 from ...errors import InputError
 from ..structure.signals import KINDS, Kind
+from ..structure.text_part import taken_besides
 
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")
 
@@ -33,23 +35,37 @@ Recording: TypeAlias = tuple[int, np.ndarray]
 
 
 def processor_in(folder: Path, model: PreTrainedModel) -> Any:
-    """The processor in a model's folder; None if there is none, or the model reads tokens."""
-    if model.main_input_name not in KINDS or not any((folder / file).is_file() for file in _FILES):
+    """The processor in a model's folder; None if there is none, or the model reads only text."""
+    reads = KINDS.get(model.main_input_name)
+    if not any((folder / file).is_file() for file in _FILES) or (reads is None and not _takes_more(model)):
         return None
-    auto = AutoImageProcessor if KINDS[model.main_input_name] == "pixels" else AutoFeatureExtractor
+    auto: Any = {None: AutoProcessor, "pixels": AutoImageProcessor}.get(reads, AutoFeatureExtractor)
     try:
-        return auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)  # type: ignore[no-untyped-call]
+        return auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except ImportError:
         return None  # without Pillow, tensors still work, and an error for pictures says what is missing
     except Exception as error:
         raise InputError(f"folder {folder}: its processor cannot be read: {first_line(error)}") from error
 
 
+def _takes_more(model: PreTrainedModel) -> bool:
+    return bool(taken_besides(inspect.signature(model.forward).parameters))
+
+
 def check_processor(processor: Any, model: PreTrainedModel) -> Any:
     """The part of a processor that a model needs; raises `InputError` for anything that is not its processor."""
     reads = KINDS.get(model.main_input_name)
     if reads is None:
-        raise InputError("`processor` is for models of images and sound; this one reads tokens: give its `tokenizer`.")
+        if not _takes_more(model):
+            raise InputError(
+                "`processor` is for models of images and sound; this one reads text: give its `tokenizer`."
+            )
+        if not callable(processor) or getattr(processor, "tokenizer", None) is None:
+            raise InputError(
+                "`processor` must read texts with images or sounds: AutoProcessor.from_pretrained(folder); got "
+                f"{shown(processor)}."
+            )
+        return processor
     part = getattr(processor, "image_processor" if reads == "pixels" else "feature_extractor", processor)
     wanted = model.main_input_name
     if not callable(part) or wanted not in getattr(part, "model_input_names", ()):
@@ -85,19 +101,15 @@ class Prepared:
         recordings = [_recording(signal) for signal in signals]
         self._require("sound")
         rate = int(self.processor.sampling_rate)
-        for own_rate, samples in recordings:
-            if own_rate != rate:
-                raise InputError(
-                    f"this model takes {rate} samples per second; the recording has {own_rate}. Resample it: "
-                    f"scipy.signal.resample_poly(samples, {rate}, {own_rate})."
-                )
+        heard = [_samples_at(rate, recording) for recording in recordings]
+        for samples in heard:
             if self.seconds is not None and len(samples) > self.seconds * rate:
                 raise InputError(
                     f"this model takes recordings of up to {self.seconds:g} s; this one has {len(samples) / rate:.4g} "
                     "s. Cut it."
                 )
         options = {"padding": True} if self.argument == "input_values" and self.seconds is None else {}
-        return self._made(raw_speech=[samples for _, samples in recordings], sampling_rate=rate, **options)
+        return self._made(raw_speech=heard, sampling_rate=rate, **options)
 
     def _require(self, what: str) -> None:
         if self.processor is not None:
@@ -111,11 +123,44 @@ class Prepared:
         )
 
     def _made(self, **options: Any) -> Mapping[str, Any]:
-        try:
-            made = self.processor(**options, return_tensors="pt")
-        except Exception as error:  # processors raise many kinds of errors for wrong inputs
-            raise InputError(f"the model's processor cannot read this: {first_line(error)}") from error
+        made = _made_by(self.processor, **options)
         return {name: made[name] for name in (self.argument, "attention_mask") if name in made}
+
+
+def both_processed(
+    processor: Any, text: str, images: Sequence[Any], sounds: Sequence[Any], **options: Any
+) -> Mapping[str, Any]:
+    """The model's inputs for one text with pictures and sounds among its tokens."""
+    if processor is None:
+        raise InputError(
+            "this model was loaded without its processor, so it takes what that returns for each text; or load it with "
+            "one: am.load(model, processor=AutoProcessor.from_pretrained(folder))."
+        )
+    if images:
+        options["images"] = [[_picture(image, 3) for image in images]]
+    if sounds:
+        rate = int(processor.feature_extractor.sampling_rate)
+        options |= {"audio": [_samples_at(rate, _recording(sound)) for sound in sounds], "sampling_rate": rate}
+    return _made_by(processor, text=[text], return_mm_token_type_ids=True, **options)
+
+
+def _samples_at(rate: int, recording: tuple[int, np.ndarray]) -> np.ndarray:
+    """The samples of a recording; raises `InputError` for another rate than the model's."""
+    own_rate, samples = recording
+    if own_rate != rate:
+        raise InputError(
+            f"this model takes {rate} samples per second; the recording has {own_rate}. Resample it: "
+            f"scipy.signal.resample_poly(samples, {rate}, {own_rate})."
+        )
+    return samples
+
+
+def _made_by(processor: Any, **options: Any) -> Mapping[str, Any]:
+    try:
+        made: Mapping[str, Any] = processor(**options, return_tensors="pt")
+    except Exception as error:  # processors raise many kinds of errors for wrong inputs
+        raise InputError(f"the model's processor cannot read this: {first_line(error)}") from error
+    return made
 
 
 def _picture(picture: Any, channels: int) -> Any:

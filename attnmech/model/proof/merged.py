@@ -70,7 +70,8 @@ def _types_that_matter(model: HookedModel, text: Batch) -> list[str]:
 
     Raises `InputError` for inputs that transformers cannot run.
     """
-    names = sorted(name for name in getattr(model.encoder, "besides_text", ()) if name.endswith(_TYPES))
+    besides = getattr(model.encoder, "besides", None)
+    names = sorted(name for name in (besides.taken if besides else ()) if name.endswith(_TYPES))
     typed = {**dict.fromkeys(names, text.is_sensed.long()), **text.extra}
 
     def output(without: str = "") -> Tensor | Exception:
@@ -128,10 +129,16 @@ class _Merged(Statements):
         after = self.model.forward(replace(self.batch, senses=other), captures=[("embed", None)])["embed", None]
         moved = (before != after).any(dim=-1)
         text = self.batch.mask & ~self.batch.is_sensed
-        if not bool(moved.any()) or bool((moved & text).any()):
-            detail = "tokens of the text change" if bool(moved.any()) else "no token changes"
-            return Check("pixels", statement, EVERY_POINT, False, detail=f"{detail} with the pictures")
         rows = self.model.embedding[self.batch.ids] * torch.tensor(self.plan.embed_scale).to(before)
+        stays = self.batch.mask & self.batch.is_sensed & (before == rows).all(dim=-1)
+        wrong = {
+            "no token changes with the pictures": not bool(moved.any()),
+            "tokens of the text change with the pictures": bool((moved & text).any()),
+            "a token that should stand for a picture keeps its own embedding": bool(stays.any()),
+        }
+        if any(wrong.values()):
+            detail = next(name for name in wrong if wrong[name])
+            return Check("pixels", statement, EVERY_POINT, False, detail=detail)
         return self.compare("pixels", statement, EVERY_POINT, before, rows, self.local, real=text)
 
 

@@ -96,7 +96,7 @@ class HookedModel(WiredModel):
             text = token_encoder(
                 self._model, plans, tokenizer, bos, self.device,
                 first_position=lambda: first_position_of(this.plain),
-                ignores_zeros=lambda name: ignores_zeros_in(this.plain, name),
+                ignores_zeros=lambda name: ignores_zeros_in(this.plain, name), processor=processor,
             )  # fmt: skip
         self.n_vocab = 0 if text is None else text.n_vocab
         first = next(iter(self.stacks.values()))

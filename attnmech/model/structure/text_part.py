@@ -17,11 +17,39 @@ _SENSES: Final[Mapping[str, str]] = {
 """What the names of tokens, inputs and parts of a message say that they stand for."""
 
 _ID: Final = re.compile(r"token_(id|index)s?$")
+_OF_TEXT: Final = frozenset(
+    {
+        *("self", "args", "kwargs", "input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds"),
+        *("labels", "use_cache", "cache_position", "logits_to_keep", "output_attentions", "output_hidden_states"),
+        *("return_dict", "mm_encoder_outputs", "vision_feature_layer", "vision_feature_select_strategy"),
+    }
+)
+"""The arguments of a model's forward pass that are not what a processor returns besides the text."""
+_STANDS: Final = re.compile(r"(image|video|audio)_token_(?:id|index)$")
+_KINDS: Final = {"audio": "sound"}
 
 
 def sense_of(name: str) -> str | None:
     """What a name stands for besides text: "an image", "a video" or "a sound"; None for any other name."""
     return next((sense for sense, words in _SENSES.items() if re.search(words, name.lower())), None)
+
+
+def taken_besides(arguments: Collection[str]) -> frozenset[str]:
+    """The inputs besides text among the arguments of a model's forward pass; empty for a model of text alone."""
+    return frozenset(arguments) - _OF_TEXT if any(map(_holds_sense, arguments)) else frozenset()
+
+
+def holds_more(inputs: Mapping[str, Any]) -> bool:
+    """Whether model inputs hold a picture or a sound.
+
+    >>> holds_more({"input_ids": [[5, 7]], "mm_token_type_ids": [[0, 0]]}), holds_more({"pixel_values": [[0.5]]})
+    (False, True)
+    """
+    return any(value is not None and _holds_sense(str(name)) for name, value in inputs.items())
+
+
+def _holds_sense(name: str) -> bool:
+    return sense_of(name) is not None and not name.endswith("token_type_ids") and name not in _OF_TEXT
 
 
 def placeholders_of(config: PreTrainedConfig, tokenizer: Any, inputs: Sequence[str] = ()) -> dict[int, str]:
@@ -47,6 +75,14 @@ def placeholders_of(config: PreTrainedConfig, tokenizer: Any, inputs: Sequence[s
         if token is not None and token != tokenizer.unk_token_id:
             senses.setdefault(token, texts[text])
     return senses
+
+
+def kinds_of(config: PreTrainedConfig) -> dict[int, str]:
+    """The ids of the tokens in whose places a model puts what it reads of a picture, a film or a sound, each with its
+    kind: "image", "video" or "sound".
+    """
+    named = [(_STANDS.match(name), token) for name, token in _settings(config)]
+    return {token: _KINDS.get(match[1], match[1]) for match, token in named if match and isinstance(token, int)}
 
 
 def text_ids(vocabulary: int, placeholders: Collection[int]) -> Int[Tensor, " token"]:
