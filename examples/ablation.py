@@ -67,7 +67,7 @@ def decoder_file() -> Path | None:
 def print_claim(console: Console, title: str, claim: am.results.HeadClaim) -> None:
     """Prints a claim with its controls."""
     console.print(f"[bold]{title}[/bold]: {claim.verdict}")
-    beside = f"{claim.about_matched} {claim.about_restored}".strip()
+    beside = " ".join(claim.findings.values())
     console.print(f"{claim.lead}\n{beside}\n", markup=False, highlight=False)
 
 

@@ -195,6 +195,11 @@ class Chart:
         return filled
 
 
+def heads_of_map(figure: go.Figure) -> int:
+    """The number of columns of a map of layers × heads, which may have several traces."""
+    return 1 + max(int(head) for trace in figure.data for head in trace.x)
+
+
 def at_head(figure: go.Figure, layers_of_map: tuple[int, ...], layers: tuple[int, ...]) -> Chart:
     """A map of layers × heads with a frame around the selected head's cell; a click on a cell selects its head.
 
@@ -205,7 +210,7 @@ def at_head(figure: go.Figure, layers_of_map: tuple[int, ...], layers: tuple[int
         layers: the layers that can be chosen; they may differ from `layers_of_map`.
 
     """
-    heads = np.arange(len(figure.data[0].x), dtype=np.float64)
+    heads = np.arange(heads_of_map(figure), dtype=np.float64)
     rows = np.array([layers_of_map.index(layer) if layer in layers_of_map else -1 for layer in layers])
     frame = {"type": "rect", "name": OWN_COLOUR, "line": {"width": 3, "color": CHOSEN_COLOUR}}
     framed = Figure(figure).update_layout(shapes=[frame | {"x0": -0.5, "x1": 0.5, "y0": -0.5, "y1": 0.5}])

@@ -12,9 +12,9 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..basics.arguments import index_of, member, option, whole_number
+from ..basics.arguments import index_of, member, option, shown, whole_number
 from ..basics.nouns import counted
-from ..draw.chart import at_head
+from ..draw.chart import at_head, heads_of_map
 from ..draw.head_maps import effect_map
 from ..errors import InputError
 from ..maths.intervals import LEVEL, TextMeans
@@ -30,7 +30,7 @@ def framed(figure: "go.Figure", layers: tuple[int, ...], layer: int | None, head
     if layer is None or head is None:
         return figure
     place = layers.index(member("layer", layer, layers, "the layers measured"))
-    head = index_of("head", head, len(figure.data[0].x))
+    head = index_of("head", head, heads_of_map(figure))
     return at_head(figure, layers, layers).figure(layer=place, head=head)
 
 
@@ -38,6 +38,12 @@ def require_no_head(layer: int | None, head: int | None) -> None:
     """Raises `InputError` if a head is named for a figure that has no cell for it."""
     if layer is not None or head is not None:
         raise InputError("this figure is not a map of heads; leave out `layer` and `head`.")
+
+
+def require_one_figure(figure: object) -> None:
+    """Raises `InputError` if a figure is named where there is only one."""
+    if figure is not None:
+        raise InputError(f"this result has one figure; leave out `figure`, got {shown(figure)}.")
 
 
 class WithQuantities(PagedResult):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ...basics.arguments import finite_number, option, whole_number
+from ...basics.arguments import option
 from ...draw.section import Section
 from ...maths.intervals import TextMeans
 from ...results.circuit import Circuit
@@ -44,44 +44,25 @@ class EdgeAttribution(Estimates):
         return self.graph.edges
 
     @property
-    def names(self) -> list[tuple[str, str]]:
+    def _names(self) -> list[tuple[str, str]]:
         """(sender, receiver) of each edge, such as ("L0H3", "L2H1 k")."""
         senders, receivers = self.graph.senders, self.graph.receivers
         return [(senders[sender], receivers[receiver]) for sender, receiver in self.edges.tolist()]
-
-    def circuit(self, size: int | float) -> Circuit:
-        """The circuit of the strongest edges that are connected to the logits.
-
-        Edges are chosen one by one: the largest estimate of either sign, among edges into the logits and into nodes
-        from which an edge was chosen before (the greedy search of Hanna et al. 2024). There may be fewer than `size`.
-
-        Args:
-            size: a number of edges (an int), or a share of all edges (a float up to 1).
-        """
-        if isinstance(size, float) and size <= 1:
-            number = self._number(finite_number("size", size, above=0.0))
-        else:
-            number = whole_number("size", size, least=1, most=len(self.edges), most_is="the number of edges")
-        return self._grown([number])[0]
 
     def circuits(self) -> list[Circuit]:
         """The circuits of 0.1 %, 0.2 %, 0.5 %, 1 %, 2 %, 5 %, 10 %, 20 %, 50 % and 100 % of the edges, for
         `am.faithfulness`; sizes that hold the same edges appear once.
         """
-        return self._grown(list(dict.fromkeys(map(self._number, SHARES))))
+        return self._circuits(list(dict.fromkeys(map(self._number, SHARES))))
 
-    def _number(self, share: float) -> int:
-        """The number of edges in a share of all."""
-        return max(1, int(share * len(self.edges)))
-
-    def _grown(self, sizes: Sequence[int]) -> list[Circuit]:
+    def _circuits(self, sizes: Sequence[int]) -> list[Circuit]:
         """The greedy circuits of some sizes: each begins with the edges of the smaller ones."""
-        names = self.names
+        names = self._names
         order = self.graph.greedy(names, self.effect.tolist(), max(sizes))
         return [Circuit(edges=tuple(names[place] for place in order[:size])) for size in sizes]
 
     def _ends_of(self, index: Int[Tensor, "axis place"]) -> Mapping[str, Sequence[Any]]:
-        names = self.names
+        names = self._names
         senders, receivers = zip(*(names[place] for place in index[0].tolist()), strict=True)
         return {"sender": senders, "receiver": receivers}
 
@@ -104,12 +85,10 @@ class EdgeAttribution(Estimates):
         columns = {name: value[[*heads]].numpy() for name, value in self._sums(0).items()}
         return pd.DataFrame({"layer": layer, "head": head, **columns})
 
-    def plot(
-        self, figure: str | None = None, *, layer: int | None = None, head: int | None = None, count: int = SHOWN
-    ) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """The strongest edges as a graph, layers upward: the wider, the stronger; solid edges hold when measured."""
         require_no_head(layer, head)
-        strongest = self.strongest(count)
+        strongest = self.strongest(SHOWN)
         confirmation = self.confirmation
         held: set[str] = set()
         if confirmation is not None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...basics.arguments import option, whole_number
+from ...basics.arguments import finite_number, option, whole_number
 from ...basics.messages import capitalised
 from ...basics.public import public
 from ...draw.section import Section
@@ -23,8 +23,10 @@ from ...maths.intervals import TextMeans
 from ...maths.ranks import rank_correlation
 from ...maths.statistic import Statistic
 from ...results.by_layer import subtracted
+from ...results.circuit import Circuit
 from ...results.quantity import Places
 from ...results.sentences import no_interval
+from ...results.table import require_no_head, require_one_figure
 from ...runs.effects import Changes, unit_of
 from .figures import confirmed
 from .formulas import METHODS, count_interval
@@ -72,14 +74,14 @@ class Confirmation:
         return rank_correlation(self.estimate, self.exact)
 
     @property
-    def slope(self) -> float:
+    def _slope(self) -> float:
         """Σ estimate · exact / Σ estimate²: the exact effect per unit of the estimate, fitted through 0 to all nodes
         measured; NaN if all estimates are 0.
         """
         return float(self.estimate @ self.exact / (self.estimate @ self.estimate))
 
     @property
-    def threshold(self) -> float:
+    def _threshold(self) -> float:
         """The size of the weakest effect among the strongest nodes that hold.
 
         If none of them holds, that of the weakest control whose effect differs from 0; infinite if there is none.
@@ -90,7 +92,8 @@ class Confirmation:
 
     @property
     def missed(self) -> tuple[float, int, int]:
-        """The number of nodes outside the strongest whose effect is at least `threshold`, with its exact 95 % interval.
+        """The number of nodes outside the strongest whose effect is at least that of the weakest of these that holds,
+        with its exact 95 % interval.
 
         Controls are a simple random sample of these nodes, so the number among them is hypergeometric. NaN without
         controls.
@@ -98,7 +101,7 @@ class Confirmation:
         drawn = int(self.control.sum())
         if not drawn:
             return float("nan"), 0, self.others
-        marked = int((self.exact[self.control].abs() >= self.threshold).sum())
+        marked = int((self.exact[self.control].abs() >= self._threshold).sum())
         return self.others * marked / drawn, *count_interval(marked, drawn, self.others)
 
     def to_frame(self) -> pd.DataFrame:
@@ -108,8 +111,10 @@ class Confirmation:
         columns |= {"exact_high": high, "holds": self.holds}
         return pd.DataFrame({"node": self.names, **{name: value.numpy() for name, value in columns.items()}})
 
-    def plot(self) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """The exact effect of each node over its estimate, with simultaneous intervals; on the line, both are equal."""
+        require_one_figure(figure)
+        require_no_head(layer, head)
         return confirmed(self.to_frame())
 
     @property
@@ -125,7 +130,7 @@ class Confirmation:
             known = f"{held} of the {strongest} strongest {'holds' if held == 1 else 'hold'}"
             unknown = f"whether the {strongest} strongest hold"
         holding = f"{unknown} is unknown{few}" if few else known
-        numbers = {"rank correlation": self.rank_correlation, "slope": self.slope}
+        numbers = {"rank correlation": self.rank_correlation, "slope": self._slope}
         agreement = " and ".join(f"{name} {value:.2f}" for name, value in numbers.items() if not math.isnan(value))
         agreement = f"{agreement} with exact patching" if agreement else "all estimates are 0"
         return with_minus_signs(f"{holding}; {'' if few or not drawn else f'{self._missing}; '}{agreement}.")
@@ -208,6 +213,28 @@ class Estimates(Changes):
         rows = frame.iloc[order].reset_index(drop=True)
         rows.attrs = frame.attrs
         return rows
+
+    def circuit(self, size: int | float) -> Circuit:
+        """The circuit of the nodes, or of the edges, with the largest estimates of either sign.
+
+        Edges are chosen one by one, among edges into the logits and into nodes from which an edge was chosen before, so
+        that all are connected to the logits (the greedy search of Hanna et al. 2024); there may be fewer than `size`.
+
+        Args:
+            size: a number of nodes or edges (an int), or a share of all (a float up to 1).
+        """
+        if isinstance(size, float) and size <= 1:
+            return self._circuits([self._number(finite_number("size", size, above=0.0))])[0]
+        count, things = len(self._places.index[0]), f"the number of {self._things}"
+        return self._circuits([whole_number("size", size, least=1, most=count, most_is=things)])[0]
+
+    def _number(self, share: float) -> int:
+        """The number of nodes or edges in a share of all."""
+        return max(1, int(share * len(self._places.index[0])))
+
+    @abstractmethod
+    def _circuits(self, sizes: Sequence[int]) -> list[Circuit]:
+        """The circuits of some sizes."""
 
     @property
     def confirmation(self) -> Confirmation | None:

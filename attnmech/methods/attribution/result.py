@@ -66,20 +66,18 @@ class Attribution(Estimates):
         option("nodes", self.nodes, NODES)
 
     @property
-    def n_heads(self) -> int:
+    def _n_heads(self) -> int:
         """The number of heads per layer."""
         return self.per_pair.shape[1] - (self.nodes == "heads+mlps")
 
-    def circuit(self, size: int) -> Circuit:
-        """The circuit of the `size` nodes with the largest estimates of either sign."""
+    def _circuits(self, sizes: Sequence[int]) -> list[Circuit]:
         places = (~self.effect.isnan()).nonzero().tolist()
-        size = whole_number("size", size, least=1, most=len(places), most_is="the number of nodes")
-        order = by_size(self.effect[~self.effect.isnan()])
-        return Circuit(nodes=tuple(self._name_of(places[place]) for place in order[:size]))
+        names = [self._name_of(places[place]) for place in by_size(self.effect[~self.effect.isnan()])]
+        return [Circuit(nodes=tuple(names[:size])) for size in sizes]
 
     def _ends_of(self, index: Int[Tensor, "axis place"]) -> Mapping[str, Sequence[Any]]:
         layers, nodes = index.tolist()
-        heads = pd.array([node if node < self.n_heads else None for node in nodes], dtype="Int64")  # none in an MLP
+        heads = pd.array([node if node < self._n_heads else None for node in nodes], dtype="Int64")  # none in an MLP
         return {"layer": layers, "head": heads}
 
     def by_head(self) -> pd.DataFrame:
@@ -93,7 +91,7 @@ class Attribution(Estimates):
         """Layers × heads, coloured by the estimate, with intervals in the hover; figure="mlps" draws the MLPs."""
         known = ("heads", "mlps") if self.nodes == "heads+mlps" else ("heads",)
         of_mlps = figure is not None and option("figure", figure, known) == "mlps"
-        columns = slice(self.n_heads, None) if of_mlps else slice(self.n_heads)
+        columns = slice(self._n_heads, None) if of_mlps else slice(self._n_heads)
         shown: dict[str, Any] = {
             name: value[:, columns] if isinstance(value, np.ndarray) else value
             for name, value in for_map(self._main.means, self.layers).items()
@@ -119,7 +117,7 @@ class Attribution(Estimates):
 
     def _name_of(self, place: Sequence[int]) -> str:
         layer, node = place
-        return f"L{layer}H{node}" if node < self.n_heads else f"L{layer} MLP"
+        return f"L{layer}H{node}" if node < self._n_heads else f"L{layer} MLP"
 
     def _minus(self, other: Self, paired: bool) -> Self:
         return replace(super()._minus(other, paired), layers=shared_layers(self.layers, other.layers))

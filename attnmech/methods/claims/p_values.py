@@ -163,20 +163,20 @@ class SetTest(PagedResult):
             raise ValueError("`case_groups` must name `groups` in order, and the first of `sets` must be `heads`")
 
     @property
-    def done(self) -> str:
+    def _done(self) -> str:
         """What was done to heads: "removed", or "changed" by an intervention."""
         return "removed" if self.method in METHODS else "changed"
 
     # -- the set ------------------------------------------------------------------------------------------
 
-    def harm_in_groups(self, after: Float[Tensor, "*place case"]) -> Float[Tensor, "*place group"]:
+    def _harm_in_groups(self, after: Float[Tensor, "*place case"]) -> Float[Tensor, "*place group"]:
         """Returns how much worse the model does than with all heads, averaged over the cases of each group."""
         return group_means(self.before - after if self.higher_is_better else after - self.before, self.case_groups)
 
     @cached_property
     def harm(self) -> Float[Tensor, "set group"]:
         """How much worse the model does in each group without each set."""
-        return self.harm_in_groups(self.after)
+        return self._harm_in_groups(self.after)
 
     @cached_property
     def _means(self) -> TextMeans:
@@ -192,7 +192,7 @@ class SetTest(PagedResult):
         return float(self._means.mean)
 
     @cached_property
-    def t(self) -> Float[Tensor, " set"]:
+    def _t(self) -> Float[Tensor, " set"]:
         """Each set's harm, studentised over groups."""
         return studentised(self.harm)
 
@@ -214,16 +214,16 @@ class SetTest(PagedResult):
         return 1 / len(self.sets)
 
     @cached_property
-    def added(self) -> Float[Tensor, "set member group"]:
+    def _added(self) -> Float[Tensor, "set member group"]:
         """Each head's contribution to its set's harm: the mean of the harm of removing it alone and of removing it
         after the others.
         """
-        return added_by_each(self.harm, self.harm_in_groups(self.after_alone), self.harm_in_groups(self.after_rest))
+        return added_by_each(self.harm, self._harm_in_groups(self.after_alone), self._harm_in_groups(self.after_rest))
 
     @cached_property
-    def as_needed(self) -> Bool[Tensor, " set"]:
+    def _as_needed(self) -> Bool[Tensor, " set"]:
         """True for the sets whose weakest head adds at least as much, by strength, as the tested set's weakest head."""
-        return at_least(strength(self.added).amin(dim=1))
+        return at_least(strength(self._added).amin(dim=1))
 
     @property
     def p_each(self) -> float:
@@ -233,8 +233,8 @@ class SetTest(PagedResult):
         tested set adds nothing, because the weaker of two heads that act together adds more than the weaker of two that
         do not, even if neither has an effect.
         """
-        share = float(self.as_needed.double().mean())
-        return share if len(self.heads) == 1 else max(share, least_p(self.added[0]))
+        share = float(self._as_needed.double().mean())
+        return share if len(self.heads) == 1 else max(share, least_p(self._added[0]))
 
     @property
     def verdict(self) -> str:
@@ -246,30 +246,30 @@ class SetTest(PagedResult):
         """
         if self.least_p > ALPHA:
             return VERDICTS[3]
-        low, high = self.ends
+        low, high = self._ends
         worse = high < 0 if self.higher_is_better else low > 0
-        if worse and self.p_each <= ALPHA and not self.idle:
+        if worse and self.p_each <= ALPHA and not self._idle:
             return VERDICTS[0]
         return VERDICTS[1] if worse and self.p <= ALPHA and len(self.heads) > 1 else VERDICTS[2]
 
     @cached_property
-    def adds(self) -> TextMeans:
+    def _adds(self) -> TextMeans:
         """The contribution of each head of the tested set."""
-        return TextMeans.of_values(self.added[0])
+        return TextMeans.of_values(self._added[0])
 
     @property
-    def idle(self) -> list[Head]:
+    def _idle(self) -> list[Head]:
         """The heads that do not clearly add to the harm.
 
         The claim that all heads add requires every interval to exclude 0, so the intervals are pointwise (Berger 1982).
         """
-        low, _ = self.adds.interval()
+        low, _ = self._adds.interval()
         return [head for head, end in zip(self.heads, low.tolist(), strict=True) if not end > 0]
 
     # -- general loss, restoring --------------------------------------------------------------------------
 
     @cached_property
-    def matched(self) -> Int[Tensor, " matched"]:
+    def _matched(self) -> Int[Tensor, " matched"]:
         """The sets nearest to the tested set in their effect on general loss, at most 20. Empty without `general`."""
         if self.general is None:
             return torch.zeros(0, dtype=torch.long)
@@ -303,12 +303,12 @@ class SetTest(PagedResult):
                 "effect": means.mean.numpy(),
                 "effect_low": low.numpy(),
                 "effect_high": high.numpy(),
-                "t": self.t.numpy(),
+                "t": self._t.numpy(),
                 "as_strong": self.as_strong.numpy(),
-                "adds_least": self.added.mean(dim=-1).amin(dim=1).numpy(),
-                "as_needed": self.as_needed.numpy(),
+                "adds_least": self._added.mean(dim=-1).amin(dim=1).numpy(),
+                "as_needed": self._as_needed.numpy(),
                 "general_loss": torch.nan if self.general is None else self.general.mean(dim=-1).numpy(),
-                "matched": torch.isin(number, self.matched).numpy(),
+                "matched": torch.isin(number, self._matched).numpy(),
             }
         )
 
@@ -316,13 +316,13 @@ class SetTest(PagedResult):
         return tuple((layer, head) for layer, head in self.sets[number].tolist())
 
     @property
-    def ends(self) -> tuple[float, float]:
+    def _ends(self) -> tuple[float, float]:
         """The low and high ends of the interval of `effect`."""
         low, high = self.interval()
         return float(low), float(high)
 
     @property
-    def sharing(self) -> Bool[Tensor, " set"]:
+    def _sharing(self) -> Bool[Tensor, " set"]:
         """True for the sets that share a head with the tested set."""
         same = (self.sets[:, :, None] == self.sets[0]).all(dim=-1)
         return same.flatten(1).any(dim=1)

@@ -13,7 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from ...basics.arguments import flag, shown, whole_number
+from ...basics.arguments import flag, option, shown, whole_number
 from ...basics.public import public
 from ...demo.text import documents
 from ...draw.figure import Figure
@@ -26,6 +26,7 @@ from ...interventions import Head, Heads, Intervention, Values
 from ...maths.intervals import TextMeans
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...results.table import require_no_head
 from ...runs.ablations import checked_seed
 from ...runs.journal import kept
 from ...runs.options import RunOptions
@@ -181,27 +182,32 @@ class HeadClaim(SetTest):
         return with_minus_signs(" ".join(filter(None, sentences)))
 
     @property
-    def about_matched(self) -> str:
-        """Compares the set with the sets nearest in their effect on general loss. Empty without general texts."""
-        return about_matched(self)
-
-    @property
-    def about_restored(self) -> str:
-        """Says in one sentence how much of the metric the set alone restores."""
-        return about_restored(self)
+    def findings(self) -> dict[str, str]:
+        """What the lead leaves out: sets that change the general loss as much ("matched"), if there are general texts,
+        and how much of the metric the set alone restores ("restored").
+        """
+        sentences = {"matched": about_matched(self), "restored": about_restored(self)}
+        return {name: sentence for name, sentence in sentences.items() if sentence}
 
     @property
     def _title(self) -> str:
         return f"{named(self.heads)} and {self.task}: {self.verdict}"
 
-    def plot(self) -> "go.Figure":
-        """Draws the effect of every set, from the smallest to the largest, with the interval of the tested set."""
+    FIGURES = ("sets", "heads")
+
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws the effect of every set, from the smallest to the largest, with the interval of the tested set
+        ("sets", the default), or the harm of removing each head first, of removing it last, and the mean of both
+        ("heads").
+        """
+        require_no_head(layer, head)
+        if figure is not None and option("figure", figure, self.FIGURES) == "heads":
+            return self._of_heads()
         frame = self.to_frame()
         effect, low, high = (frame[name].to_numpy() for name in ("effect", "effect_low", "effect_high"))
-        return null_sets(list(frame["heads"]), effect, low, high, self.sharing.numpy(), label=self._label)
+        return null_sets(list(frame["heads"]), effect, low, high, self._sharing.numpy(), label=self._label)
 
-    def plot_heads(self) -> "go.Figure":
-        """Draws the harm of removing each head of the set first, the harm of removing it last, and the mean of both."""
+    def _of_heads(self) -> "go.Figure":
         frame = self.by_head()
         values = []
         for name in ("removed_first", "removed_last", "adds"):
@@ -215,10 +221,10 @@ class HeadClaim(SetTest):
         Columns: layer, head, adds, removed_first, removed_last, each of these with `_low` and `_high`, the ends of its
         95 % interval over groups. `adds` is the mean of the other two.
         """
-        alone, rest = self.harm_in_groups(self.after_alone)[0], self.harm_in_groups(self.after_rest)[0]
+        alone, rest = self._harm_in_groups(self.after_alone)[0], self._harm_in_groups(self.after_rest)[0]
         columns = {name: [head[axis] for head in self.heads] for axis, name in enumerate(("layer", "head"))}
         frame = pd.DataFrame(columns)
-        harms = {"adds": self.added[0], "removed_first": alone, "removed_last": self.harm[0] - rest}
+        harms = {"adds": self._added[0], "removed_first": alone, "removed_last": self.harm[0] - rest}
         for name, harm in harms.items():
             means = TextMeans.of_values(harm)
             low, high = means.interval()
@@ -240,13 +246,13 @@ class HeadClaim(SetTest):
             Section(
                 "Against other sets",
                 f"The marks are {drawn} sets of the same shape. The height of a mark is the change of the metric when "
-                f"the set is {self.done}, averaged over {len(self.groups)} groups that were not used to choose the "
+                f"the set is {self._done}, averaged over {len(self.groups)} groups that were not used to choose the "
                 "heads. The vertical line is the 95 % interval over groups.",
                 {"sets": self.plot()},
                 "claim.plot()",
-                finding=f"{self.about_matched} {self.about_restored}".strip(),
+                finding=" ".join(self.findings.values()),
                 caveat="p ranks sets by their effect studentised over groups, and consistent effects by size. Other "
-                f"heads may take over what {self.done} heads did, so a small effect does not show that a head is "
+                f"heads may take over what {self._done} heads did, so a small effect does not show that a head is "
                 "idle.",
             )
         ]
@@ -254,10 +260,10 @@ class HeadClaim(SetTest):
             sections.append(
                 Section(
                     "Head by head",
-                    f"How much worse the model does when a head is {self.done} alone, when it is {self.done} after the "
-                    "set's other heads, and the mean of the two, which is the head's contribution to the set.",
-                    {"heads": self.plot_heads()},
-                    "claim.plot_heads()",
+                    f"How much worse the model does when a head is {self._done} alone, when it is {self._done} after "
+                    "the set's other heads, and the mean of the two, which is the head's contribution to the set.",
+                    {"heads": self.plot("heads")},
+                    'claim.plot("heads")',
                     finding=with_minus_signs(about_each(self)),
                 )
             )

@@ -27,7 +27,7 @@ def quantity_of(metric: str) -> tuple[str, str]:
 def about_set(test: SetTest) -> str:
     """Compares the effect of removing the tested set with the effects of removing the other sets."""
     what, unit = quantity_of(test.metric)
-    (low, high), effect = test.ends, test.effect
+    (low, high), effect = test._ends, test.effect
     changing = _changing(test, _listed([named([head]) for head in test.heads]))
     count = len(test.groups)
     if low <= 0 <= high:
@@ -43,7 +43,7 @@ def about_set(test: SetTest) -> str:
     )
     if (effect < 0) is not test.higher_is_better:
         them = "it" if len(test.heads) == 1 else "them"
-        return f"{sentence}: the model does better {f'without {them}' if test.done == 'removed' else 'so'}."
+        return f"{sentence}: the model does better {f'without {them}' if test._done == 'removed' else 'so'}."
     strongest = test.p <= max(ALPHA, test.least_p)
     return f"{sentence}, {_more_than(test)}." if strongest else f"{sentence}, but {_stronger(test)}."
 
@@ -61,7 +61,7 @@ def _stronger(test: SetTest) -> str:
     """Says how many other sets hurt at least as much."""
     others, stronger = len(test.sets) - 1, int(test.as_strong.sum()) - 1
     which = test.as_strong & (torch.arange(len(test.sets)) > 0)
-    shared = bool(test.sharing[which].all()) and stronger and len(test.heads) > 1
+    shared = bool(test._sharing[which].all()) and stronger and len(test.heads) > 1
     all_share = f", and {'it shares' if stronger == 1 else 'all of them share'} a head with the set" if shared else ""
     hurt = "hurts" if stronger == 1 else "hurt"
     count = f"{stronger} of {others} {_things(test)} {_where(test)}"
@@ -100,13 +100,13 @@ def about_each(test: SetTest) -> str:
     """Says in one sentence whether every head of the set contributes to its effect. Empty for a single head."""
     if len(test.heads) == 1:
         return ""
-    means = test.adds
+    means = test._adds
     low, high = means.interval()
-    if idle := test.idle:
+    if idle := test._idle:
         verb = "does" if len(idle) == 1 else "do"
         return f"{_listed([named([head]) for head in idle])} {verb} not clearly contribute to this effect."
     least = int(means.mean.argmin())
-    stronger, others = int(test.as_needed.sum()) - 1, len(test.sets) - 1
+    stronger, others = int(test._as_needed.sum()) - 1, len(test.sets) - 1
     return (
         f"Every head contributes, {named([test.heads[least]])} the least: {float(means.mean[least]):.2g} "
         f"({float(low[least]):.2g} to {float(high[least]):.2g}). All heads of "
@@ -132,7 +132,7 @@ def about_matched(test: SetTest) -> str:
     """Compares the set with the sets nearest in their effect on general loss. Empty without general texts."""
     if test.general is None:
         return ""
-    mean, near = test.general.mean(dim=-1), test.matched
+    mean, near = test.general.mean(dim=-1), test._matched
     sign = -1 if test.higher_is_better else 1
     count = int(test.as_strong[near].sum())
     stronger = "none of them hurts" if not count else f"{count} of them hurt{'s' if count == 1 else ''}"
@@ -154,13 +154,13 @@ def about_restored(test: SetTest) -> str:
     means = test.restored
     ends = tuple(map(float, means.interval()))
     return with_minus_signs(
-        f"With all other heads {test.done}, the set restores {float(means.mean):.2g} times what all heads together "
+        f"With all other heads {test._done}, the set restores {float(means.mean):.2g} times what all heads together "
         f"contribute{interval_of(ends, '.2g')}."
     )
 
 
 def _changing(test: SetTest, heads: str) -> str:
-    return f"Removing {heads}" if test.done == "removed" else f"Changing {heads} ({test.method})"
+    return f"Removing {heads}" if test._done == "removed" else f"Changing {heads} ({test.method})"
 
 
 def _listed(names: Sequence[str]) -> str:

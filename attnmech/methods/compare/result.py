@@ -26,7 +26,7 @@ from ...results.by_layer import table_of
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...results.sentences import no_interval
-from ...results.table import TextResult
+from ...results.table import TextResult, framed
 from ...runs.ablations import reread
 from ...runs.corpus import CorpusBatch
 from ...runs.sweep import batches_of
@@ -243,22 +243,25 @@ class Comparison(PagedResult):
             return self.divergence.diagonal(dim1=-2, dim2=-1)
         return self.divergence.gather(-1, self.matching[..., None])[..., 0]
 
-    def plot(self, figure: str | None = None) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by the difference; pale where it is not clear.
 
         `figure` is the name of a statistic. Without it, and if that of the map was not measured, the colour is the
         divergence of patterns.
         """
         if figure is None and not self._is_measured:
-            return effect_map(self._compared, layers=self.layers, label="divergence of patterns, nats", signed=False)
+            label = "divergence of patterns, nats"
+            drawn = effect_map(self._compared, layers=self.layers, label=label, signed=False)
+            return framed(drawn, self.layers, layer, head)
         name = self.shown if figure is None else option("figure", figure, self.statistics)
         number = self.statistics.index(name)
         value, low, high = (values[number].numpy() for values in (self.difference, self.low, self.high))
         known = bool(self.low[number].isfinite().any())
-        return effect_map(
+        drawn = effect_map(
             value, low, high, layers=self.layers, label=f"{name.replace('_', ' ')}: b − a",
             clear=self.clear[number].numpy() if known else None, signed=True,
         )  # fmt: skip
+        return framed(drawn, self.layers, layer, head)
 
     @property
     def lead(self) -> str:

@@ -42,6 +42,7 @@ from ...model.stack.carried import output_weights
 from ...results.by_layer import table_of
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
+from ...results.table import require_one_figure
 from ...runs.answers import Answers
 from ...runs.corpus import CorpusBatch
 from ...runs.gradients import differentiated
@@ -357,8 +358,9 @@ class AttentionFlow(PagedResult):
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         return {"layer": self.layers[-1], **super()._figure_place(*figure, **options)}
 
-    def plot(self, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws queries × keys of a layer (by default the last) or of a head. The figure is returned, not shown."""
+        require_one_figure(figure)
         row = len(self.layers) - 1 if layer is None else self._row(layer)
         if head is not None and self.head_maps is None:
             raise InputError(f'only method="norm" and method="gradient" have maps by head; this is "{self.method}".')

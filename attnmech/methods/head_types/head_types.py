@@ -30,6 +30,7 @@ from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...results.table import framed, require_one_figure
 from ...runs.ablations import checked_seed
 from ...runs.haystacks import Haystacks
 from ...runs.options import StreamOptions
@@ -330,9 +331,10 @@ class HeadTypes(TypeScores):
             key_at=len(shown),
         )
 
-    def plot(self) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws the atlas: layers × heads, with each head's highest-scoring claimed type; returned, not shown."""
-        return self._map({})
+        require_one_figure(figure)
+        return framed(self._map({}), self.layers, layer, head)
 
     def _map(self, effects: Mapping[tuple[int, int], float]) -> "go.Figure":
         masses = {name: score[list(self.layers)].numpy() for name, score in self.scores.items()}

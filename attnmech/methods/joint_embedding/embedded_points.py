@@ -353,20 +353,13 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
             frame |= {f"{name}_{projection}": measures[name].numpy() for name in AFTER}
         return pd.DataFrame(frame)
 
-    def plot(
-        self,
-        figure: str = "points",
-        *,
-        layer: int | None = None,
-        head: int | None = None,
-        projection: str | None = None,
-    ) -> "go.Figure":
-        """Draws `"points"`, a head's queries and keys, or `"criterion"`, the weighted correlation at each c; not
-        shown.
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws `"points"`, a head's queries and keys in the first projection (the name of another one draws that), or
+        `"criterion"`, the weighted correlation at each c; not shown.
 
         Without `layer` and `head`, the figure shows the head with the correlation closest to −1.
         """
-        option("figure", figure, self.FIGURES)
+        figure = "points" if figure is None else option("figure", figure, (*self.FIGURES, *self.points))
         if (layer is None) != (head is None):
             raise InputError("pass both `layer` and `head`, or neither.")
         place = self._best if layer is None or head is None else self._place(layer, head)
@@ -376,7 +369,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
             return criterion_curve(
                 self.grid[place].numpy(), self.curve[place].numpy(), float(self.numbers["scale"][place])
             )
-        name = self._projection(projection)
+        name = self._projection(None if figure == "points" else figure)
         where = [
             f"{self._unit} {text}, token {at}"
             for text, at in zip(self.text.tolist(), self.position.tolist(), strict=True)
@@ -462,7 +455,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
                 f"Layer {layer}, head {head}",
                 "Each token appears as two points, its query and its key; the nearer a key is to a query, the "
                 f"higher their score. {' '.join(self.notes)}".strip(),
-                {f"points-{name}": self.plot(projection=name) for name in self.points},
+                {f"points-{name}": self.plot(name) for name in self.points},
                 f"joint.plot(layer={layer}, head={head})",
                 name="points",
             )

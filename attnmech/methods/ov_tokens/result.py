@@ -26,6 +26,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import OfLayers, table_of
 from ...results.provenance import Provenance
+from ...results.table import framed
 from ...runs.answers import answer_ids
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
@@ -358,11 +359,12 @@ class OVTokens(TokenStatistics, OfLayers):
 
     # -- how the result is shown ------------------------------------------------------------------------------
 
-    def plot(self, figure: str | None = None) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by "own_rank", "copied" (the default), "suppressed" or "successor"."""
         statistic = "copied" if figure is None else option("figure", figure, self.FIGURES)
         label = STATISTICS[statistic].axis
-        return effect_map(self._by_head(statistic), layers=self.layers, label=label, signed=False)
+        drawn = effect_map(self._by_head(statistic), layers=self.layers, label=label, signed=False)
+        return framed(drawn, self.layers, layer, head)
 
     @property
     def lead(self) -> str:

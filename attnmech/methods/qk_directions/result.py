@@ -30,6 +30,7 @@ from ...model.stack.centring import Centre, checked_centre, require_means_of
 from ...results.by_layer import OfLayers, table_of
 from ...results.mean_qk import MeanQK
 from ...results.provenance import Provenance
+from ...results.table import framed, require_one_figure
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
@@ -282,10 +283,12 @@ class QKDirections(OfLayers):
 
     # -- how the result is shown ------------------------------------------------------------------------------
 
-    def plot(self) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by the share of each head's strongest direction."""
         largest = self.share.nan_to_num(-torch.inf).amax(dim=-1).masked_fill(self.share[..., 0].isnan(), torch.nan)
-        return effect_map(largest, layers=self.layers, label="largest share", signed=False)
+        require_one_figure(figure)
+        drawn = effect_map(largest, layers=self.layers, label="largest share", signed=False)
+        return framed(drawn, self.layers, layer, head)
 
     @property
     def lead(self) -> str:

@@ -22,6 +22,7 @@ from ...model.parts.weights import AttentionWeights
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
+from ...results.table import framed
 
 KINDS: Final = ("q", "k", "v")
 
@@ -191,7 +192,7 @@ class Composition(PagedResult):
         whole["ratio"] = whole["score"] / self.baseline
         return whole.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
-    def plot(self, figure: str | None = None) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads: each head's highest score of a kind (by default "v") with an earlier head, minus the
         baseline.
         """
@@ -200,9 +201,9 @@ class Composition(PagedResult):
         best = scores.nan_to_num(-torch.inf).flatten(0, 1).amax(dim=0)
         best = best.masked_fill(best.isinf(), torch.nan)[list(self.layers)]
         none = torch.full_like(best, torch.nan).numpy()
-        return effect_map(
-            (best - self.baseline).numpy(), none, none, layers=self.layers, label=f"highest {kind} score above baseline"
-        )
+        label = f"highest {kind} score above baseline"
+        drawn = effect_map((best - self.baseline).numpy(), none, none, layers=self.layers, label=label)
+        return framed(drawn, self.layers, layer, head)
 
     @property
     def lead(self) -> str:

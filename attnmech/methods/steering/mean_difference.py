@@ -30,6 +30,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...results.sentences import interval_of
+from ...results.table import framed, require_no_head, require_one_figure
 from ...runs.ablations import reread
 from ...runs.options import CommonOptions
 from ...runs.progress import steps
@@ -182,13 +183,16 @@ class MeanDifference(PagedResult):
         columns["norm"] = self.direction.double().norm(dim=-1)
         return pd.DataFrame(frame | {name: value.flatten().numpy() for name, value in columns.items()})
 
-    def plot(self) -> "go.Figure":
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """The share of held-out texts that each layer separates, with intervals; for heads, layers × heads."""
+        require_one_figure(figure)
         if self.separated.ndim == 1:
+            require_no_head(layer, head)
             return separation(self.to_frame())
         low, high = self.separated_interval()
         numbers = (self.separated.numpy(), low.numpy(), high.numpy())
-        return effect_map(*numbers, layers=self.layers, label="held-out texts on the right side (share)")
+        drawn = effect_map(*numbers, layers=self.layers, label="held-out texts on the right side (share)")
+        return framed(drawn, self.layers, layer, head)
 
     @property
     def lead(self) -> str:

@@ -65,7 +65,7 @@ def test_estimates_equal_the_formula_on_the_raw_model(family: str, steps: int, m
     torch.testing.assert_close(attribution.before, before, rtol=1e-8, atol=1e-8)
     heads = am.attribute(hooked, clean, corrupted, layers=[1], **method, **JUDGED)
     torch.testing.assert_close(heads.per_pair[1], attribution.per_pair[1, :-1], rtol=1e-12, atol=1e-12)
-    assert heads.per_pair[0].isnan().all() and heads.n_heads == attribution.n_heads == hooked.n_heads
+    assert heads.per_pair[0].isnan().all() and heads._n_heads == attribution._n_heads == hooked.n_heads
 
 
 def second_logits(logits: Tensor, batch: Any) -> Tensor:
@@ -209,15 +209,15 @@ def test_numbers_of_a_confirmation() -> None:
     control = torch.tensor([False, False, False, True, True, True])
     measured = am.results.Confirmation(("a", "b", "c", "d", "e", "f"), estimate, exact, control, 30)
     assert measured.holds[:4].tolist() == [True, True, False, True]  # the third has the other sign
-    assert measured.threshold == pytest.approx(float(exact[1].mean().abs()))
+    assert measured._threshold == pytest.approx(float(exact[1].mean().abs()))
     assert measured.missed == (10.0, *count_interval(1, 3, 30))
     ranks = spearmanr(estimate, exact.mean(dim=1)).statistic
     assert measured.rank_correlation == pytest.approx(ranks)
-    assert measured.slope == pytest.approx(float((estimate * exact.mean(dim=1)).sum() / (estimate**2).sum()))
+    assert measured._slope == pytest.approx(float((estimate * exact.mean(dim=1)).sum() / (estimate**2).sum()))
     low, high = count_interval(1, 3, 30)
     assert measured.lead == (
         f"2 of the 3 strongest hold; about 10 of 30 others are as strong (95 %: {low} to {high}); rank correlation "
-        f"{ranks:.2f} and slope {measured.slope:.2f} with exact patching."
+        f"{ranks:.2f} and slope {measured._slope:.2f} with exact patching."
     )
     assert repr(measured) == f"Confirmation({measured.lead})"
     frame = measured.to_frame()

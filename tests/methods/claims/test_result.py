@@ -63,7 +63,7 @@ def test_planted_heads_are_found_and_confirmed_and_decoys_are_not(name: str) -> 
     assert claim.heads == tuple(heads) and claim.chosen_by_rule and claim.verdict == "confirmed"
     # Sets with one of the heads in series also break the circuit, so these heads need not be the strongest set.
     assert (claim.p_each if len(heads) > 1 else claim.p) == claim.least_p
-    assert bool(claim.sharing[claim.as_strong].all())
+    assert bool(claim._sharing[claim.as_strong].all())
     assert claim.wider == (len(heads) == 1)
     if name == "induction":
         assert float(claim.restored.mean) == pytest.approx(1.0, abs=0.2)
@@ -149,7 +149,7 @@ def test_every_number_of_a_claim_by_hand() -> None:
         claim.general[0], losses(model, texts, PAIR) - losses(model, texts, []), atol=1e-5, rtol=1e-4
     )  # type: ignore[index]
     gap = (claim.general.mean(dim=1) - claim.general[0].mean()).abs()  # type: ignore[union-attr]
-    assert {*claim.matched.tolist()} == {*gap[1:].argsort()[:20].add(1).tolist()}
+    assert {*claim._matched.tolist()} == {*gap[1:].argsort()[:20].add(1).tolist()}
     moved = [w - c for w, c in zip(by_hand(PAIR, further), by_hand([], further), strict=True)]
     assert claim.others[0].effect.tolist() == pytest.approx(moved, abs=1e-4)
     every = [(layer, head) for layer in range(3) for head in range(8)]
@@ -510,7 +510,7 @@ def test_the_heads_that_retrieve_are_confirmed_on_other_needles() -> None:
     assert len(task.groups) == 24
     task = task.only(task.groups[::3])
     claim = am.confirm_heads(model, heads, task, discovery=finding, sets=20)
-    assert claim.p == claim.least_p == 1 / 20 and not claim.idle and claim.groups == task.groups
+    assert claim.p == claim.least_p == 1 / 20 and not claim._idle and claim.groups == task.groups
     assert "the log probability of the answer on retrieval from 70 tokens" in claim.lead
     zeroed = {("z", 2): lambda z: z.index_fill(2, torch.tensor([head for _, head in heads]), 0.0)}
     for case, before, after in zip(task.cases, claim.before.tolist(), claim.after[0].tolist(), strict=True):
