@@ -71,8 +71,8 @@ def main() -> None:
     run = am.trajectory(checkpoints, am.head_types)
     print("| step | previous | induction | prefix matching | copying | breadth |\n|---|---|---|---|---|---|")
     for step, *values in zip(
-        run.steps, *(run.of(name).amax(dim=1) for name in ("previous", "induction", "matching", "copying")),
-        run.of("broad").mean(dim=1), strict=True,
+        run.steps, *(run[name].amax(dim=1) for name in ("previous", "induction", "matching", "copying")),
+        run["broad"].mean(dim=1), strict=True,
     ):  # fmt: skip
         print(f"| {step} | {' | '.join(f'{value:.2f}' for value in values)} |")
     print(run.write_html(options.out))

@@ -165,7 +165,7 @@ def test_scores_come_from_the_writers_of_queries_and_keys(name: str) -> None:
         layer, number = head["layer"], head["head"]
         matrix = split.matrix(layer, number).abs()
         for point, sizes in (("q", matrix.sum(dim=1)), ("k", matrix.sum(dim=0))):
-            for source, size in zip(split.sources_of(layer), sizes.tolist(), strict=True):
+            for source, size in zip(split.labels_of(layer), sizes.tolist(), strict=True):
                 # The embedding also holds the BOS token and a constant, which every head reads.
                 allowed = source.endswith("embedding") or (f"L{layer}H{number} {point}", source) in read
                 assert allowed or size == 0, (head, source)

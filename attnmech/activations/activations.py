@@ -62,7 +62,7 @@ class Activations:
         layers = sorted(layer for point, layer in self.values if point == key[0] and layer is not None)
         if key[1] is None and layers:
             return torch.stack([self.values[key[0], layer] for layer in layers])
-        held = ", ".join(self.summary()) or "none"
+        held = ", ".join(self._summary()) or "none"
         raise MissingPointError(
             f"this run did not capture {name!r}; it holds: {held}. Capture it with model.run(..., points=[{name!r}])."
         )
@@ -134,42 +134,37 @@ class Activations:
         view_of_point = show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
         return view_of_point.of_model(self.model)
 
-    def to_frame(self, name: PointName | None = None) -> "pd.DataFrame":
-        """A point as a table, without padding: one row per number, its place on each axis, and the number as `value`.
+    def to_frame(self) -> "pd.DataFrame":
+        """The points as a table, without padding: one row per number, with its point, its place on each axis (empty for
+        an axis that the point lacks), and the number as `value`.
 
-        >>> acts.to_frame("pattern").columns.to_list()            # doctest: +SKIP
-        ['layer', 'batch', 'head', 'query', 'key', 'value']
-
-        `name` may be left out if the run captured a single point. Raises `InputError` if it captured several.
+        >>> model.run(text, points=["pattern"]).to_frame().columns.to_list()            # doctest: +SKIP
+        ['point', 'layer', 'batch', 'head', 'query', 'key', 'value']
         """
         import pandas as pd
 
-        points = list(dict.fromkeys(point for point, _ in self.values))
-        if name is None and len(points) != 1:
-            raise InputError(f'name one of the points {", ".join(points)}, such as acts.to_frame("{points[0]}").')
-        full, layer = parse(points[0] if name is None else name)
-        stack, axes, frames = split_stack(full)[0], POINTS[split_stack(full)[1]].axes, []
-        queries = self.batch.queries(stack) if full != "logits" else self.batch.target or self.batch
-        real = {"position": queries.mask, "query": queries.mask, "key": self.batch.keys(stack).mask}
-        self[full if layer is None else (full, layer)]  # raises, if the run did not capture the point
-        for (point, at), value in self.values.items():
-            if point != full or layer not in (None, at):
-                continue
-            if value.ndim != len(axes):
-                raise InputError(
-                    f"{full!r} has the shape {[*value.shape]} in this model, without a row for each token."
-                )
-            frame = pd.MultiIndex.from_product([range(length) for length in value.shape], names=axes).to_frame(
-                index=False
-            )
-            frame["value"] = value.detach().float().flatten().cpu().numpy()
-            for axis in real.keys() & set(axes):
-                frame = frame[real[axis].cpu().numpy()[frame["batch"], frame[axis]]]
-            if at is not None:
-                frame.insert(0, "layer", at)
-            frames.append(frame)
-        table: pd.DataFrame = pd.concat(frames, ignore_index=True)
+        if not self.values:
+            raise InputError('this run captured no point; capture one with model.run(..., points=["pattern"]).')
+        table: pd.DataFrame = pd.concat([self._table_of(*key) for key in self.values], ignore_index=True)
         return table
+
+    def _table_of(self, point: str, layer: int | None) -> "pd.DataFrame":
+        import pandas as pd
+
+        stack, name = split_stack(point)
+        axes, value = POINTS[name].axes, self.values[point, layer]
+        if value.ndim != len(axes):
+            raise InputError(f"{point!r} has the shape {[*value.shape]} in this model, without a row for each token.")
+        queries = self.batch.queries(stack) if point != "logits" else self.batch.target or self.batch
+        real = {"position": queries.mask, "query": queries.mask, "key": self.batch.keys(stack).mask}
+        rows = pd.MultiIndex.from_product([range(length) for length in value.shape], names=axes).to_frame(index=False)
+        frame = rows.assign(value=value.detach().float().flatten().cpu().numpy())
+        for axis in real.keys() & set(axes):
+            frame = frame[real[axis].cpu().numpy()[frame["batch"], frame[axis]]]
+        if layer is not None:
+            frame.insert(0, "layer", layer)
+        frame.insert(0, "point", point)
+        return frame
 
     def save(self, path: str | Path) -> Path:
         """Writes the points to a .safetensors file, as "pattern.3" or "logits", with the tokens in its metadata.
@@ -213,12 +208,12 @@ class Activations:
         if not cached:
             raise InputError(
                 f"TransformerLens has no hook with the same value for any point of this run, which holds: "
-                f"{', '.join(self.summary()) or 'none'}. On this model these points have one: "
+                f"{', '.join(self._summary()) or 'none'}. On this model these points have one: "
                 f"{', '.join(name for name in POINTS if name in self.lens_points) or 'none'}."
             )
         return ActivationCache(cached, bridge)
 
-    def summary(self) -> list[str]:
+    def _summary(self) -> list[str]:
         """One entry per point: its name and the layers captured."""
         layers: dict[str, list[int]] = {}
         for point, layer in self.values:
@@ -235,7 +230,7 @@ class Activations:
 
     def __repr__(self) -> str:
         batch, length = self.batch.ids.shape
-        return f"Activations({batch} × {length} tokens: {'; '.join(self.summary())})"
+        return f"Activations({batch} × {length} tokens: {'; '.join(self._summary())})"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -6,6 +6,7 @@ Neither torch nor transformers is imported until a command needs it.
 
 import sys
 import warnings
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, cast
 
 import typer
@@ -265,7 +266,8 @@ def embed(
         result = joint_embedding(
             hooked, inputs, layers=wanted, projection=projection or ["pca"], dims=cast(Literal[2, 3], dims),
             sample=sample, truncate=options.truncate, progress=True,
-        ).with_types(types)  # fmt: skip
+        )  # fmt: skip
+        result = replace(result, types_of_heads=tuple(types.get(head, "") for head in result.heads))
         job.finish("embed", hooked, result, embed_rows(result))
 
 

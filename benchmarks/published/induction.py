@@ -46,13 +46,13 @@ def measured(layers: int, steps: int) -> dict[str, float]:
                 yield name, model
 
     run = am.trajectory(checkpoints(), am.head_types)
-    induction = dict(zip(map(int, run.steps), run.of("induction").amax(dim=1).tolist(), strict=True))
+    induction = dict(zip(map(int, run.steps), run["induction"].amax(dim=1).tolist(), strict=True))
     end = mean(list(losses.values())[-5:])
     first, last = (below(losses, SET_KNOWN, end, share) for share in (0.1, 0.9))
     return {
         "loss": end,
         "induction": induction[max(induction)],
-        "previous": float(run.of("previous")[-1].max()),
+        "previous": float(run["previous"][-1].max()),
         "begin": first,
         "steps": last - first,
         "rise": nearest(induction, last) - nearest(induction, first),

@@ -96,7 +96,7 @@ class PruningCurve(Table):
         return len(self.before)
 
     @property
-    def random_effect(self) -> Float[Tensor, "draw step"]:
+    def _random_effect(self) -> Float[Tensor, "draw step"]:
         """The change of the mean metric after each step of each random order."""
         return (self.random - self.before).mean(dim=-1)
 
@@ -108,7 +108,7 @@ class PruningCurve(Table):
     @property
     def _further(self) -> Mapping[str, Tensor]:
         """The metric after each step, and the mean, smallest and largest effect over the random orders."""
-        drawn = self.random_effect if len(self.random) else torch.full((1, len(self.order)), torch.nan)
+        drawn = self._random_effect if len(self.random) else torch.full((1, len(self.order)), torch.nan)
         return {
             "after": self.after.mean(dim=-1),
             "random": drawn.mean(dim=0),

@@ -182,7 +182,7 @@ class SetTest(PagedResult):
     def _means(self) -> TextMeans:
         return TextMeans.of_values(-self.harm[0] if self.higher_is_better else self.harm[0])
 
-    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
         """Low and high end of the t interval of `effect` over groups; NaN for fewer than five groups."""
         return self._means.interval(level)
 

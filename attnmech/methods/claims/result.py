@@ -39,7 +39,7 @@ from .tasks import TaskLike, require_apart, require_one_group_a_prompt, task_of
 GENERAL: Final = 8
 """The number of the demo model's texts on which general loss is measured if `task` names a task of the demo model."""
 
-Rule: TypeAlias = Callable[[Discovery], Sequence[Head]]
+Rule: TypeAlias = Callable[[Discovery], Sequence[Head] | pd.DataFrame]
 
 
 @public
@@ -89,7 +89,7 @@ def confirm_heads(
 
     Args:
         model: the model.
-        heads: a list of (layer, head), or a rule that chooses the list on the discovery half.
+        heads: a list of (layer, head), a table with these columns, or a rule that chooses one on the discovery half.
         task: an `am.Task`; the name of a task of the demo model ("copying", "agreement", "gender", "recipient"); or
             cases (prompt, answer, against, group), or (text, group) to measure the loss.
         method: how heads are removed: "zero", "mean", "resample". Or an `am.Intervention` in all heads, such as
@@ -162,6 +162,8 @@ def confirm_heads(
 
 def _chosen(model: HookedModel, heads: Any, half: Discovery) -> HeadSet:
     chosen = heads(half) if callable(heads) else heads
+    if isinstance(chosen, pd.DataFrame) and {"layer", "head"} <= {*chosen.columns}:  # such as that of `strongest`
+        chosen = sorted(zip(chosen["layer"].tolist(), chosen["head"].tolist(), strict=True))
     if isinstance(chosen, str):
         raise InputError("`heads` must be a list of (layer, head), or a rule that chooses one; got a string.")
     return tuple(model.check_heads(list(chosen) if isinstance(chosen, Iterable) else chosen))

@@ -6,14 +6,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...basics.arguments import whole_number
+from ...basics.arguments import option, whole_number
 from ...basics.public import public
 from ...errors import InputError
-from ...interventions import Head, Intervention, Values
+from ...interventions import Intervention, Values
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
 from ...runs.ablations import METHODS, Ablations, check_template, each_head, mean_of, reread
@@ -136,13 +137,17 @@ class Discovery:
         values[tuple(torch.tensor(heads).T)] = harm
         return values
 
-    def strongest(self, count: int) -> tuple[Head, ...]:
-        """Returns the heads whose removal alone hurts most on this half."""
+    def strongest(self, count: int = 10, by: str | None = None) -> pd.DataFrame:
+        """The heads whose removal alone hurts most on this half, with their mean `harm`; a rule may return this table.
+
+        `by` is "harm", the only number of this half.
+        """
+        option("by", "harm" if by is None else by, ["harm"])
         mean = self.harm.mean(dim=-1)
-        known = (~mean.isnan()).nonzero().tolist()
-        count = whole_number("count", count, least=1, most=len(known), most_is="the heads of the model")
-        order = sorted(known, key=lambda place: -float(mean[tuple(place)]))
-        return tuple(sorted((layer, head) for layer, head in order[:count]))
+        layer, head = (~mean.isnan()).nonzero().T.tolist()
+        count = whole_number("count", count, least=1, most=len(head), most_is="the heads of the model")
+        frame = pd.DataFrame({"layer": layer, "head": head, "harm": mean[layer, head].numpy()})
+        return frame.sort_values("harm", ascending=False, kind="stable", ignore_index=True).head(count)
 
 
 def measured_sets(

@@ -363,12 +363,14 @@ class HeadExamples(Summed):
             key_weights=tuple(fields["weights"][place] for place in kept),
         )
 
-    def to_frame(self, which: str = "strongest") -> pd.DataFrame:
-        """One row per example: layer, head, kind, band, rank, value, query, window (the tokens around the query, which
-        is in brackets), text, position, relation, and keys, key_tokens and weights of up to eight keys.
-
-        `which` is "strongest", "even", "odd", "random" or "band", as in `examples_of`.
+    def to_frame(self) -> pd.DataFrame:
+        """One row per example of the strongest: layer, head, kind, band, rank, value, query, window (the tokens around
+        the query, which is in brackets), text, position, relation, and keys, key_tokens and weights of up to eight
+        keys. `examples_of` gives the others.
         """
+        return self._table_of("strongest")
+
+    def _table_of(self, which: str) -> pd.DataFrame:
         listed = [
             example
             for layer in self.layers
@@ -451,38 +453,10 @@ class HeadExamples(Summed):
         return f"Example rows of heads in {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
-        return [Section("The rows of each head", READING, {"examples": self.view()}, "rows.examples_of(layer, head)")]
+        return [Section("The rows of each head", READING, {"examples": view_of(self)}, "rows.examples_of(layer, head)")]
 
     def _page_sections(self) -> "Sequence[Section]":
-        return [replace(section, figures={"examples": self.view(embedded=True)}) for section in self._sections()]
-
-    def view(self, *, files: Sequence[str] = (), embedded: bool = False) -> View:
-        """The rows of every head, for a page; the rows of each layer may be in files beside it."""
-        packed = [] if files else [self.packed(layer) for layer in self.layers]
-        heads = self.rows.shape[1]
-        return examples_view(
-            self.layers, heads, meaning=self._meaning, sample=SAMPLE, packed=packed, files=files, embedded=embedded
-        )
-
-    def packed(self, layer: int) -> str:
-        """The rows of a layer's heads, as a page holds them."""
-        at = self.layers.index(layer)
-        rows, share, quantiles = (of[at].tolist() for of in (self.rows, self.share, self.quantiles))
-        return packed_layer(
-            [
-                HeadRows(
-                    rows=rows[head],
-                    share=share[head],
-                    quantiles=quantiles[head],
-                    strongest=self.examples_of(layer, head),
-                    bands=[
-                        [row for row in self.examples_of(layer, head, "band") if row.band == band] for band in BANDS
-                    ],
-                    random=self.examples_of(layer, head, "random"),
-                )
-                for head in range(self.rows.shape[1])
-            ]
-        )
+        return [replace(section, figures={"examples": view_of(self, embedded=True)}) for section in self._sections()]
 
 
 _COLUMNS: Final = [
@@ -496,3 +470,33 @@ def _taken(
 ) -> Int[Tensor, "measured head kept"]:
     """The values at these indices; −1 at index −1."""
     return values.gather(-1, index.clamp_min(0)).masked_fill(index < 0, -1)
+
+
+def view_of(examples: HeadExamples, *, files: Sequence[str] = (), embedded: bool = False) -> View:
+    """The rows of every head, for a page; the rows of each layer may be in files beside it."""
+    packed = [] if files else [packed_rows(examples, layer) for layer in examples.layers]
+    heads = examples.rows.shape[1]
+    return examples_view(
+        examples.layers, heads, meaning=examples._meaning, sample=SAMPLE, packed=packed, files=files, embedded=embedded
+    )
+
+
+def packed_rows(examples: HeadExamples, layer: int) -> str:
+    """The rows of a layer's heads, as a page holds them."""
+    at = examples.layers.index(layer)
+    rows, share, quantiles = (of[at].tolist() for of in (examples.rows, examples.share, examples.quantiles))
+    return packed_layer(
+        [
+            HeadRows(
+                rows=rows[head],
+                share=share[head],
+                quantiles=quantiles[head],
+                strongest=examples.examples_of(layer, head),
+                bands=[
+                    [row for row in examples.examples_of(layer, head, "band") if row.band == band] for band in BANDS
+                ],
+                random=examples.examples_of(layer, head, "random"),
+            )
+            for head in range(examples.rows.shape[1])
+        ]
+    )

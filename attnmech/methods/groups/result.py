@@ -77,7 +77,7 @@ def group_attention(
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
     >>> found = am.group_attention(am.load(), documents(30), {"verbs": ["is", "are"], "articles": ["the", "a"]})
-    >>> found.difference("articles", "verbs").shape, found.n_matched("articles", "verbs") > 5
+    >>> found["articles → verbs"].mean.shape, int(found.to_frame().matched.max()) > 5
     (torch.Size([4, 8]), True)
 
     Args:
@@ -215,7 +215,7 @@ class GroupAttention(AgainstBaseline):
     groups.
     """
 
-    _SUBTRACT = "subtract what you compare: one.difference(a, b) - other.difference(a, b)"
+    _SUBTRACT = 'subtract what you compare: one["a → b"].mean - other["a → b"].mean'
     _MEASURE = "attention"
 
     names: tuple[str, ...]
@@ -243,7 +243,7 @@ class GroupAttention(AgainstBaseline):
     provenance: Provenance
 
     @property
-    def directions(self) -> tuple[tuple[str, str], ...]:
+    def _directions(self) -> tuple[tuple[str, str], ...]:
         """The ordered pairs of groups: query, key."""
         return tuple(permutations(self.names, 2))
 
@@ -251,7 +251,7 @@ class GroupAttention(AgainstBaseline):
     def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by groups of words and layers."""
         words = sum(map(len, self.words))
-        return {"direction": len(self.directions), "measured": len(self.layers), "word": words}
+        return {"direction": len(self._directions), "measured": len(self.layers), "word": words}
 
     def attention(self, query: str, key: str) -> Float[Tensor, "layer head"]:
         """The mean attention from words of one group to words of another, over matched pairs."""
@@ -261,26 +261,14 @@ class GroupAttention(AgainstBaseline):
         """The mean attention from the same query words to the words that match the key words."""
         return self._by_layer(self._mean(self.baseline_sums)[self._place(query, key)])
 
-    def difference(self, query: str, key: str) -> Float[Tensor, "layer head"]:
-        """Attention − baseline."""
-        return self._by_layer(self._excess.mean[self._place(query, key)])
-
     @property
     def quantities(self) -> tuple[str, ...]:
         """The differences by direction, as "query → key": intervals and tests hold for all heads and directions."""
-        return tuple(" → ".join(names) for names in self.directions)
+        return tuple(" → ".join(names) for names in self._directions)
 
     @property
     def _n_texts(self) -> int:
         return self.documents
-
-    def n_matched(self, query: str, key: str) -> int:
-        """The number of pairs with a matched word; only these count."""
-        return int(self.matched_pairs[self._place(query, key)].sum())
-
-    def n_pairs(self, query: str, key: str) -> int:
-        """The number of all pairs, with or without a matched word."""
-        return int(self.all_pairs[self._place(query, key)].sum())
 
     @cached_property
     def claims(self) -> pd.DataFrame:
@@ -318,11 +306,11 @@ class GroupAttention(AgainstBaseline):
             "matched": self.matched_pairs.sum(dim=-1)[:, None, None].long(),
             "pairs": self.all_pairs.sum(dim=-1)[:, None, None].long(),
         }
-        directions = range(len(self.directions))
+        directions = range(len(self._directions))
         axes = {"direction": directions, "layer": self.layers, "head": range(self.attention_sums.shape[2])}
         frame = table_of(axes, columns)
         for side, name in enumerate(("query", "key")):
-            frame[name] = [self.directions[direction][side] for direction in frame["direction"]]
+            frame[name] = [self._directions[direction][side] for direction in frame["direction"]]
         frame["holds_for"] = frame["direction"].map({direction: self._holds_for(direction) for direction in directions})
         return frame[_COLUMNS]
 
@@ -353,7 +341,7 @@ class GroupAttention(AgainstBaseline):
         claims = self.claims.drop_duplicates(["query", "key"]).to_dict("records")
         best = {(claim["query"], claim["key"]): claim for claim in claims}
         clauses = []
-        for direction, names in enumerate(self.directions):
+        for direction, names in enumerate(self._directions):
             total, matched = (int(pairs[direction].sum()) for pairs in (self.all_pairs, self.matched_pairs))
             if not total:
                 continue
@@ -376,7 +364,7 @@ class GroupAttention(AgainstBaseline):
         ends = best["difference_low"], best["difference_high"]
         span = interval_of(ends, "+.2g", self._excess.mean.numel(), "differences")
         return (
-            f"L{best['layer']}H{best['head']} attends {more} to “{self.directions[direction][1]}” than to matched "
+            f"L{best['layer']}H{best['head']} attends {more} to “{self._directions[direction][1]}” than to matched "
             f"words ({best['attention']:.3f} against {best['baseline']:.3f}; this holds for "
             f"{best['holds_for']}){span}"
         )
@@ -395,8 +383,8 @@ class GroupAttention(AgainstBaseline):
                 {f"direction-{place}": self.plot(f"{query} → {key}")},
                 f'found.plot("{query} → {key}")',
             )
-            for place, (query, key) in enumerate(self.directions)
-            if self.n_matched(query, key) >= LEAST_PAIRS
+            for place, (query, key) in enumerate(self._directions)
+            if float(self.matched_pairs[place].sum()) >= LEAST_PAIRS
         ]
 
     @cached_property
@@ -408,12 +396,12 @@ class GroupAttention(AgainstBaseline):
         return sums.sum(dim=-1) / self.matched_pairs.sum(dim=-1)[:, None, None]
 
     def _place(self, query: str, key: str) -> int:
-        if (query, key) not in self.directions:
+        if (query, key) not in self._directions:
             known = ", ".join(self.names)
             raise InputError(
                 f"`query` and `key` must be two of the groups {known}; got {shown(query)} and {shown(key)}."
             )
-        return self.directions.index((query, key))
+        return self._directions.index((query, key))
 
 
 _COLUMNS: Final = [

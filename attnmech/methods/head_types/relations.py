@@ -253,14 +253,10 @@ class Relations(AgainstBaseline):
         """The share of pairs in which the labelled key has the highest attention."""
         return self._by_layer(self._accuracy[self._place(relation)])
 
-    def mass(self, relation: str) -> Float[Tensor, "layer head"]:
-        """The mean attention on labelled keys."""
-        place = self._place(relation)
-        return self._by_layer(self.mass_sums[place].sum(dim=-1) / self.pairs[place].sum())
-
-    def baseline(self, relation: str) -> float:
-        """The share of pairs whose key is at the best fixed offset."""
-        return float(self._baseline[self._place(relation)])
+    @property
+    def baselines(self) -> dict[str, float]:
+        """For each relation, the share of pairs whose key is at the best fixed offset."""
+        return dict(zip(self.names, self._baseline.flatten().tolist(), strict=True))
 
     @property
     def quantities(self) -> tuple[str, ...]:
@@ -268,7 +264,7 @@ class Relations(AgainstBaseline):
         return self.names
 
     def _baseline_in_words(self, name: str) -> str:
-        return percent(self.baseline(name), 0)
+        return percent(self.baselines[name], 0)
 
     @property
     def _n_texts(self) -> int:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -125,7 +125,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
     images: PatchImages | None
     """The images, if tokens are patches of images."""
     types_of_heads: tuple[str, ...]
-    """The type of each head, "" where none is claimed; empty unless set by `with_types`."""
+    """The type of each head, "" where none is claimed; empty if they were not measured."""
     provenance: Provenance
 
     @property
@@ -154,26 +154,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         layer, head = torch.tensor(self.heads).T
         by_head[layer, head] = values
         return by_head
-
-    @property
-    def at_edge(self) -> Bool[Tensor, "layer head"]:
-        """True where the best c lies at an end of the grid, so that a better c may lie beyond it."""
-        return self._by_head(torch.tensor([float(flag == "edge") for flag in self.flags])) == 1
-
-    @property
-    def disparity(self) -> Float[Tensor, "layer head"]:
-        """`key_norm` / `query_norm`."""
-        return self.key_norm / self.query_norm
-
-    @property
-    def projected_correlation(self) -> dict[str, Float[Tensor, "layer head"]]:
-        """`correlation` in each picture, over the pairs of sampled tokens."""
-        return {name: self._by_head(measures["correlation"]) for name, measures in self.after.items()}
-
-    @property
-    def projected_spearman(self) -> dict[str, Float[Tensor, "layer head"]]:
-        """`spearman` in each picture, over the pairs of sampled tokens."""
-        return {name: self._by_head(measures["spearman"]) for name, measures in self.after.items()}
 
     @property
     def trustworthiness(self) -> dict[str, Float[Tensor, "layer head"]]:
@@ -273,13 +253,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
 
     # -- the page ---------------------------------------------------------------------------------------------
 
-    def with_types(self, types: Mapping[tuple[int, int], str]) -> Self:
-        """Returns a copy with head types by (layer, head), such as `am.head_types(model).main_types`, to colour the
-        page.
-        """
-        return replace(self, types_of_heads=tuple(types.get(place, "") for place in self.heads))
-
-    def view(self) -> EmbeddingView:
+    def _view(self) -> EmbeddingView:
         """The contents of the page: points and numbers of all heads, and the whole attention of a few texts."""
         return EmbeddingView(
             title=self._title,
@@ -328,11 +302,11 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         return EmbeddingText(self.text_labels[number], self.text_special[number].tolist(), patterns.numpy(), rest)
 
     def _page_sections(self) -> Sequence[Section]:
-        return [embedding_section(self.view())]
+        return [embedding_section(self._view())]
 
     def _repr_html_(self) -> str:
         try:
-            shown = embedding_view(self.view())._repr_html_()
+            shown = embedding_view(self._view())._repr_html_()
         except InputError:  # the figures of one head, because the view is too large
             return super()._repr_html_()
         return f"{shown}<details><summary>The numbers</summary>{table_html(self.to_frame())}</details>"

@@ -171,7 +171,7 @@ def odd_heads(
 
     A head is "dead" if its BOS mass, (1/T) Σ_i p_i0, is above 0.95; otherwise a "sink" if it is above 0.5; otherwise of
     "low entropy" if its mean entropy is below 0.5 nats (arXiv 2603.09616). A head is "unusual" if a statistic's robust
-    score (x − median) / (1.4826 · median |x − median|) over all heads measured exceeds `OddHeads.critical` in size: the
+    score (x − median) / (1.4826 · median |x − median|) over all heads measured exceeds the critical score in size: the
     95th percentile of the largest |score| among that many normal values, over all statistics together. Heads are not a
     sample and their statistics are not normal, so "unusual" describes a head and claims nothing. An unusual head is
     "steady" if its whole simultaneous 95 % interval over texts lies beyond the critical score. Update magnitudes are
@@ -259,17 +259,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
         """Mean attention to keys at a distance of at least `beyond` tokens, over the rows that see such keys."""
         return self._by_layer(self._far(0).mean)
 
-    @property
-    def far_baseline(self) -> Float[Tensor, " layer"]:
-        """`far_mass` under uniform attention to the keys that each row sees."""
-        return self._uniform(0)
-
-    @property
-    def far_ordinary_baseline(self) -> Float[Tensor, " layer"]:
-        """`far_ordinary` under uniform attention to the keys that each row sees, including the first token."""
-        return self._uniform(1)
-
-    def robust_score(self, statistic: str) -> Float[Tensor, "layer head"]:
+    def _robust_score(self, statistic: str) -> Float[Tensor, "layer head"]:
         """The robust score of each head among all heads measured; magnitudes are compared by their logarithms."""
         means = self._by_text(option("statistic", statistic, STATISTICS)).mean
         return self._by_layer(robust_scores(_compared(statistic, means)))
@@ -288,7 +278,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
         )
 
     @property
-    def critical(self) -> float:
+    def _critical(self) -> float:
         """The |score| above which a head is unusual; see `attnmech.maths.outliers`."""
         return critical_score(len(self.layers) * self._heads, len(STATISTICS))
 
@@ -307,7 +297,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
             by = heads["statistic"] == ("entropy" if name == "low entropy" else "bos_mass")
             some = heads[by & (pd.Series(classes) == name)].assign(reason=name, steady=None)
             parts.append(some.sort_values("value", ascending=name == "low entropy", kind="stable"))
-        unusual = heads[heads["score"].abs() > self.critical].assign(reason="unusual")
+        unusual = heads[heads["score"].abs() > self._critical].assign(reason="unusual")
         parts.append(unusual.sort_values("score", key=lambda score: -score.abs(), kind="stable"))
         return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)[_COLUMNS]
 
@@ -319,7 +309,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
         ends = _compared(statistic, torch.stack([low, high]).clamp_min(0 if is_magnitude else -math.inf))
         beyond = (ends - middle) / wide if wide > 0 else torch.zeros_like(ends)
         score = robust_scores(_compared(statistic, means))
-        steady = (beyond * score.sign() > self.critical).all(dim=0)
+        steady = (beyond * score.sign() > self._critical).all(dim=0)
         columns = {"value": means, "low": low, "high": high, "score": score, "steady": steady}
         frame = table_of({"layer": self.layers, "head": range(self._heads)}, columns)
         return frame.assign(statistic=statistic, peers=float(means.nanmedian() if is_magnitude else middle))
@@ -342,11 +332,11 @@ class OddHeads(OddHeadStatistics, SummedTable):
 
     @property
     def _further(self) -> Mapping[str, Tensor]:
-        baselines = {"far_baseline": self.far_baseline, "far_ordinary_baseline": self.far_ordinary_baseline}
+        baselines = {"far_baseline": self._uniform(0), "far_ordinary_baseline": self._uniform(1)}
         return {
             "far_mass": self.far_mass,
             **{name: value[:, None].expand(-1, self._heads) for name, value in baselines.items()},
-            **{f"{name}_score": self.robust_score(name) for name in self.quantities},
+            **{f"{name}_score": self._robust_score(name) for name in self.quantities},
         }
 
     def far_by_type(self, types: Mapping[tuple[int, int], str]) -> pd.DataFrame:
@@ -369,10 +359,10 @@ class OddHeads(OddHeadStatistics, SummedTable):
         The figure is returned, not shown.
         """
         if figure is None:
-            scores = torch.stack([self.robust_score(name)[list(self.layers)] for name in STATISTICS]).nan_to_num(0.0)
+            scores = torch.stack([self._robust_score(name)[list(self.layers)] for name in STATISTICS]).nan_to_num(0.0)
             shown, name = scores.gather(0, scores.abs().argmax(dim=0, keepdim=True))[0], "most unusual"
         else:
-            shown = self.robust_score(figure)[list(self.layers)]
+            shown = self._robust_score(figure)[list(self.layers)]
             name = STATISTICS[figure].title
         return framed(effect_map(shown, layers=self.layers, label=f"score, {name}"), self.layers, layer, head)
 
@@ -400,7 +390,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
             most = (
                 f". The most unusual is L{first['layer']}H{first['head']} ({STATISTICS[first['statistic']].title} "
                 f"{first['value']:.3g} against a median of {first['peers']:.3g}, score {first['score']:.3g} beyond "
-                f"±{self.critical:.3g}{known})"
+                f"±{self._critical:.3g}{known})"
             )
         return with_minus_signs(
             f"Of {counted(heads, noun='head')} on {self._texts}, {', '.join(counts)}; {several} of the others "
@@ -416,7 +406,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
         return (
             f" The head with the longest range is L{layer}H{head}: it gives {percent(float(mass[layer, head]), 0)} "
             f"of its attention to keys {self.beyond} or more tokens away, excluding the first token; uniform "
-            f"attention would give them {percent(float(self.far_ordinary_baseline[layer]), 0)}."
+            f"attention would give them {percent(float(self._uniform(1)[layer]), 0)}."
         )
 
     @property
@@ -426,7 +416,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
     def _sections(self) -> "Sequence[Section]":
         reading = (
             "Each cell is one head, coloured by the distance of its most unusual statistic from the median over all "
-            f"heads, in robust standard deviations; beyond ±{self.critical:.2g} a head counts as unusual. "
+            f"heads, in robust standard deviations; beyond ±{self._critical:.2g} a head counts as unusual. "
         )
         compared = f"Statistics: {', '.join(statistic.title for statistic in STATISTICS.values())}."
         caveat = (

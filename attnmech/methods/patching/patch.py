@@ -157,10 +157,10 @@ class PositionEffects(Patched):
             check_rows(name, rows, len(self.clean), self.after.shape[1])
 
     def _map(self, name: str, layer: int | None = None, head: int | None = None, **look: Any) -> "go.Figure":
-        return super()._map(name, layer, head, tokens=self.position_tokens, **look)
+        return super()._map(name, layer, head, tokens=self._position_tokens, **look)
 
     @property
-    def position_tokens(self) -> tuple[str, ...]:
+    def _position_tokens(self) -> tuple[str, ...]:
         """The tokens of the first pair's corrupted prompt, as "clean→corrupted" where the prompts differ.
 
         Empty for a difference between results on different pairs.

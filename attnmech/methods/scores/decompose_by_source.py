@@ -283,10 +283,10 @@ class SourceDecomposition(Result):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources of the deepest layer decomposed; `sources_of` gives those of another layer."""
+        """The sources of the deepest layer decomposed; `labels_of` gives those of another layer."""
         return max(self.parts, key=lambda part: part.layer).sources
 
-    def sources_of(self, layer: int) -> tuple[str, ...]:
+    def labels_of(self, layer: int) -> tuple[str, ...]:
         """The writers upstream of one layer, or the directions: the labels of both axes of its matrices.
 
         "L1H4" is a head, "L1 b_O" the output bias of its layer, "L1 MLP" an MLP, "norm shift" the β of the norm that
@@ -332,7 +332,7 @@ class SourceDecomposition(Result):
         Contributions are those of `matrix`, of one cell or, without `query`, of the mean over cells.
         """
         values = self.matrix(layer, head, query, key, sequence=sequence, contrast=contrast)
-        names = self.sources_of(layer)
+        names = self.labels_of(layer)
         numbers = _largest(values.flatten().abs(), whole_number("top", top, least=1))
         return pd.DataFrame(
             [
@@ -362,7 +362,7 @@ class SourceDecomposition(Result):
         head = self._part(layer).heads[0] if head is None else head
         values = self.matrix(layer, head, query, key, sequence=sequence, contrast=contrast)
         label = "contrast" if contrast else "query_key"
-        return pair_map(values.cpu(), self.sources_of(layer), top=whole_number("top", top, least=1), label=label)
+        return pair_map(values.cpu(), self.labels_of(layer), top=whole_number("top", top, least=1), label=label)
 
     def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
         """Says in one line how far the key's score exceeds the row's mean, and which pairs of sources contribute most.

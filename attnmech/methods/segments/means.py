@@ -96,12 +96,7 @@ class SegmentMeans(SegmentStatistics, SummedTable):
         """Mean attention to the segment at each lag, over the rows that have a segment there; NaN if no row has."""
         return self._by_layer(self._lag_means("sums").mean)
 
-    @property
-    def expected_by_lag(self) -> Float[Tensor, "layer head lag"]:
-        """The baseline of `by_lag`: attention by distance in tokens alone."""
-        return self._by_layer(self._lag_means("expected").mean)
-
-    def baseline(self, part: str) -> Float[Tensor, "layer head"]:
+    def _baseline(self, part: str) -> Float[Tensor, "layer head"]:
         """The mean of one of `PARTS` in the baseline by distance in tokens."""
         return self._by_layer(self._part(part, self.state["expected"]).mean)
 
@@ -132,7 +127,7 @@ class SegmentMeans(SegmentStatistics, SummedTable):
     @property
     def _further(self) -> Mapping[str, Tensor]:
         """The baselines by distance, as the columns `_expected`."""
-        return {f"{part}_expected": self.baseline(part) for part in PARTS if part in self.quantities}
+        return {f"{part}_expected": self._baseline(part) for part in PARTS if part in self.quantities}
 
     def _clarity_prefix(self, name: str) -> str | None:
         return f"{name}_" if self.STATISTICS[name].tested else None

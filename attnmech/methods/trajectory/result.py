@@ -156,8 +156,8 @@ class Trajectory(PagedResult):
     provenance: Provenance
     """The provenance of the last checkpoint's result."""
 
-    def of(self, column: str) -> Float[Tensor, "step row"]:
-        """Returns one number for every head at every checkpoint."""
+    def __getitem__(self, column: str) -> Float[Tensor, "step row"]:
+        """One number for every head at every checkpoint."""
         return self.values[:, :, self.columns.index(option("column", column, self.columns))]
 
     def to_frame(self) -> pd.DataFrame:
@@ -177,7 +177,7 @@ class Trajectory(PagedResult):
         require_no_head(layer, head)
         column = self.columns[0] if figure is None else option("figure", figure, self.columns)
         names = [f"L{layer}H{head}" for layer, head in zip(self.layers, self.heads, strict=True)]
-        return lines_by_step(self.of(column).T.numpy(), self.steps, names, label=column.replace("_", " "))
+        return lines_by_step(self[column].T.numpy(), self.steps, names, label=column.replace("_", " "))
 
     @property
     def lead(self) -> str:
@@ -187,7 +187,7 @@ class Trajectory(PagedResult):
             return f"{beginning} one checkpoint, {self.steps[0]}."
         run = f"{beginning} {counted(len(self.steps), noun='checkpoint')}, {self.steps[0]} to {self.steps[-1]}"
         for name in self._shown:
-            values = self.of(name)
+            values = self[name]
             spread = values.nan_to_num(-torch.inf).amax(dim=0) - values.nan_to_num(torch.inf).amin(dim=0)
             row = int(spread.argmax())
             if float(spread[row]) > 0:
@@ -225,7 +225,7 @@ class Trajectory(PagedResult):
                 f'run.plot("{name}")',
             )
             for place, name in enumerate(self._shown)
-            if bool(torch.isfinite(self.of(name)).any())
+            if bool(torch.isfinite(self[name]).any())
         ]
 
 

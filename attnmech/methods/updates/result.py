@@ -80,7 +80,7 @@ def residual_updates(
         layers: all by default.
         answers: one token per text (its text or id): `.logits`, with the mean `.logit` over texts, is then what each
             head adds to that token's logit at the text's last token, with the final norm's scale frozen. If the model
-            soft-caps its logits (Gemma 2), these are pre-cap logits; see `ResidualUpdates.logit_unit`.
+            soft-caps its logits (Gemma 2), these are pre-cap logits; see `updates["logit"].statistic.unit`.
         against: another token per text: `.logits` is then what each head adds to the logit difference.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
         options: `bos`, `keep_rows`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
@@ -169,7 +169,7 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
 
     def _statistic(self, name: str) -> Statistic:
         declared = super()._statistic(name)
-        return replace(declared, unit=self._measured()[0].logit_unit) if name == "logit" else declared
+        return replace(declared, unit=self._measured()[0]._logit_unit) if name == "logit" else declared
 
     def _by_text(self, name: str) -> TextMeans:
         if name != "logit" or self.parts is not None:
@@ -189,12 +189,12 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
     @property
     def logits(self) -> Float[Tensor, "layer head batch"]:
         """What each head adds to the answer's logit at the text's last token, or to the logit difference. The unit is
-        `logit_unit`: logits, or pre-cap logits if the model soft-caps its logits.
+        `result["logit"].statistic.unit`: logits, or pre-cap logits if the model soft-caps its logits.
         """
         return self._by_layer(self._kept("logits", _ANSWERS) * self._kept("final_scale", _ANSWERS))
 
     @property
-    def logit_unit(self) -> str:
+    def _logit_unit(self) -> str:
         """The unit of `logits`: "logits", or "pre-cap logits" if the model soft-caps them (Gemma 2)."""
         self._kept("logits", _ANSWERS)
         return str(
@@ -336,7 +336,7 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
             written = signed(float(self.logit[layer, head]), ".2f")
             answers = (
                 f" The largest contribution to the answers is that of L{layer}H{head}: {written} "
-                f"{self.logit_unit} on average."
+                f"{self._logit_unit} on average."
             )
         return (
             f"On average, a head's update has {percent(float(self.magnitude.nanmean()), 0)} of the norm of the "

@@ -26,7 +26,7 @@ from ...draw.section import Section, Tab
 from ...draw.style import FIGURE_STYLE, NEUTRAL
 from ...errors import OutputError
 from ...methods.examples.figures import READING
-from ...methods.examples.result import HeadExamples
+from ...methods.examples.result import HeadExamples, packed_rows, view_of
 from ...methods.focus.attention_focus import AttentionFocus, focus_numbers
 from ...methods.focus.section import focus_sections
 from ...methods.head_types.head_types import HeadTypes, types_section
@@ -58,7 +58,7 @@ def about_examples(examples: HeadExamples, files: Sequence[str]) -> Section:
         heading="Example rows",
         reading=READING,
         caveat="The strongest rows are extremes. The rows at random, and those of each fifth, show the others.",
-        figures={"examples": examples.view(files=files, embedded=True)},
+        figures={"examples": view_of(examples, files=files, embedded=True)},
         call="atlas.examples.examples_of({layer}, {head})",
     )
 
@@ -283,7 +283,7 @@ class Atlas(WritesHtml):
             page = drafts.enter_context(writing(index))
             for layer, name in files.items():
                 draft = drafts.enter_context(writing(place / name))
-                draft.write_text(_piece(name, self.examples.packed(layer)), encoding="utf-8")
+                draft.write_text(_piece(name, packed_rows(self.examples, layer)), encoding="utf-8")
             page.write_text(render_page(self._page(tuple(files.values())), reads_files=True), encoding="utf-8")
         return index
 

@@ -187,7 +187,7 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
     scale, mask = reference.scale(models.plain(name, dtype)), inputs["attention_mask"].bool()
     assert why.layers == tuple(range(hooked.n_layers)) and why.residual.shape == (hooked.n_layers, hooked.n_heads)
     for layer, parts in enumerate(by_layer):
-        assert why.sources_of(layer) == tuple(parts)
+        assert why.labels_of(layer) == tuple(parts)
         assert len(parts) <= most_writers(hooked.stack(), layer)
         top, visible = why.parts[layer].key_at, reference.visible(models.plain(name, dtype), mask, layer)
         for head in range(hooked.n_heads):
@@ -308,8 +308,8 @@ def test_the_frame_holds_every_pair() -> None:
     why = am.decompose_by_source(hooked, models.token_ids("bloom"), heads=[(1, 2), (0, 1)])
     frame = why.to_frame()
     assert list(frame.columns) == ["layer", "head", "source_q", "source_k", "query_key", "contrast"]
-    assert len(frame) == sum(len(why.sources_of(layer)) ** 2 for layer in (0, 1))
-    assert why.sources_of(0) == ("token embedding", "embedding norm shift", "norm shift")
+    assert len(frame) == sum(len(why.labels_of(layer)) ** 2 for layer in (0, 1))
+    assert why.labels_of(0) == ("token embedding", "embedding norm shift", "norm shift")
     row = frame[(frame["layer"] == 1) & (frame["source_q"] == "L0 MLP") & (frame["source_k"] == "L0H2")]
     place = (why.sources.index("L0 MLP"), why.sources.index("L0H2"))
     assert float(row["query_key"].iloc[0]) == float(why.matrix(1, 2)[place])
@@ -427,7 +427,7 @@ def test_models_of_other_makes_add_up_too(name: str) -> None:
     post = models.randomised(models.opt(do_layer_norm_before=False)) if name == "opt_post_norm" else None
     hooked = am.load(post or models.fresh(name))
     why = am.decompose_by_source(hooked, torch.tensor([[5, 9, 7, 12, 5, 30]]))
-    assert len(why.to_frame()) == sum(hooked.n_heads * len(why.sources_of(layer)) ** 2 for layer in why.layers)
+    assert len(why.to_frame()) == sum(hooked.n_heads * len(why.labels_of(layer)) ** 2 for layer in why.layers)
 
 
 def test_half_precision_models_keep_to_their_own_tolerance() -> None:
@@ -463,7 +463,7 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
         (ask(cells=[(4, 1), (2, 5)]), "token 2 cannot see key 5 in any text"),
         (lambda: why.matrix(1, 1), r"one of the layers decomposed, \[2, 0\]; got 1"),
         (lambda: why.matrix(2, 3), r"one of those decomposed in layer 2, \[1\]; got 3"),
-        (lambda: why.sources_of(4), r"one of the layers decomposed, \[2, 0\]; got 4"),
+        (lambda: why.labels_of(4), r"one of the layers decomposed, \[2, 0\]; got 4"),
         (lambda: why.explain(2, 1, 7), "`query` must be from 0 to 6; got 7"),
         (lambda: why.explain(2, 1, 4, 9), "`key` must be from 0 to 6; got 9"),
         (lambda: why.explain(2, 1, 4, sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),

@@ -26,15 +26,15 @@ def test_each_step_is_the_result_of_its_own_model(tmp_path: Path) -> None:
     for place, step in enumerate((0, 8)):
         alone = am.attention_focus(am.load(models.fresh("llama", seed=step)), ids).to_frame()
         for name in ("first_top", "entropy"):
-            assert run.of(name)[place].numpy() == pytest.approx(alone[name].to_numpy(), abs=1e-6)
+            assert run[name][place].numpy() == pytest.approx(alone[name].to_numpy(), abs=1e-6)
     frame = run.to_frame()
     assert frame.step.tolist() == ["step-000"] * len(run.layers) + ["step-008"] * len(run.layers)
-    assert frame[frame.step == "step-008"].entropy.to_numpy() == pytest.approx(run.of("entropy")[1].numpy())
+    assert frame[frame.step == "step-008"].entropy.to_numpy() == pytest.approx(run["entropy"][1].numpy())
     named = [trace.name for trace in run.plot("entropy").data if trace.showlegend]
-    change = (run.of("entropy")[1] - run.of("entropy")[0]).abs()
+    change = (run["entropy"][1] - run["entropy"][0]).abs()
     assert named[-1] == f"L{run.layers[int(change.argmax())]}H{run.heads[int(change.argmax())]}"
     name = run.columns[0]
-    first = run.of(name)
+    first = run[name]
     most = max(range(len(run.layers)), key=lambda row: abs(float(first[1, row] - first[0, row])))
     one, two = (f"{float(first[step, most]):.3g}" for step in (0, 1))
     change = f"changes most in L{run.layers[most]}H{run.heads[most]}, from {one} (step-000) to {two} (step-008)."
@@ -84,7 +84,7 @@ def test_a_column_that_the_first_step_lacks_is_kept() -> None:
     """The first checkpoint is measured without repetition, the second with: first NaN, then numbers."""
     ids = iter([torch.arange(3, 12)[None], torch.arange(3, 12).repeat(2)[None]])
     run = am.trajectory([models.fresh("bloom"), models.fresh("bloom")], lambda model: am.head_types(model, next(ids)))
-    assert bool(run.of("induction")[0].isnan().all()) and bool(run.of("induction")[1].isfinite().all())
+    assert bool(run["induction"][0].isnan().all()) and bool(run["induction"][1].isfinite().all())
 
 
 def test_names_that_two_checkpoints_share_are_told_apart(tmp_path: Path) -> None:
