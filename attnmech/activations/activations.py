@@ -146,7 +146,8 @@ class Activations:
         if not self.values:
             raise InputError('this run captured no point; capture one with model.run(..., points=["pattern"]).')
         table: pd.DataFrame = pd.concat([self._table_of(*key) for key in self.values], ignore_index=True)
-        return table
+        axes = [name for name in table if name not in ("point", "value")]
+        return table.astype(dict.fromkeys(axes, "Int64"))  # which has a value for a missing place
 
     def _table_of(self, point: str, layer: int | None) -> "pd.DataFrame":
         import pandas as pd

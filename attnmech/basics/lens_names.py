@@ -151,6 +151,13 @@ OTHERS: Final[Mapping[str, Mapping[str, str]]] = {
         **{name: _TABLE.format(name) for name in ("to_csv", "to_json", "to_parquet", "to_excel", "to_latex")},
         "to_netcdf": "`result.to_xarray().to_netcdf(path)`",
         "show": '`result.plot()`, or `result.write_html("page.html")`',
+        "plot_heads": '`claim.plot("heads")`',
+        **dict.fromkeys(("about_matched", "about_restored"), "`claim.findings`"),
+        "of": '`trajectory["induction"]`, of any of its `columns`',
+        "sources_of": "`why.labels_of(layer)`",
+        "baseline": "`result.baselines[name]`, or a column of `to_frame()`",
+        **dict.fromkeys(("difference", "logit_unit"), '`result["NAME"]`, with its `.mean` and `.statistic.unit`'),
+        **dict.fromkeys(("robust_score", "disparity", "mass", "n_pairs", "n_matched"), "`result.to_frame()`'s column"),
     },
 }
 """What to write instead of other names that people try, by the owner of the name."""

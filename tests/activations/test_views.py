@@ -3,6 +3,7 @@ stacks."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 import attnmech as am
 from attnmech.draw.embed import View
 from attnmech.draw.text import visible_token
-from attnmech.errors import InputError, MissingPointError, OutputError
+from attnmech.errors import InputError, OutputError
 
 TEXT = "Anna gave an old anchor to Tom."
 
@@ -273,21 +274,20 @@ def test_a_table_has_every_number_but_padding(tmp_path: Path) -> None:
     model, inputs = models.hooked("llama"), models.padded("llama")
     acts, lengths = model.run(inputs, points=["pattern", "z", "logits"]), inputs["attention_mask"].sum(dim=1).tolist()
     first = [int(row.argmax()) for row in inputs["attention_mask"]]
-    frame = acts.to_frame("pattern")
+    table = acts.to_frame()
+    frame = table[table.point == "pattern"]
     assert len(frame) == model.n_layers * model.n_heads * sum(length**2 for length in lengths)
     for row in frame.sample(40, random_state=1).itertuples():
         assert row.value == float(acts["pattern", row.layer][row.batch, row.head, row.query, row.key])
         real = range(first[row.batch], first[row.batch] + lengths[row.batch])
         assert row.query in real and row.key in real
-    assert acts.to_frame(("z", 1))["layer"].unique().tolist() == [1]
-    assert len(acts.to_frame("logits")) == sum(lengths) * acts.logits.shape[2]
+    assert table[table.point == "z"]["layer"].unique().tolist() == [*range(model.n_layers)]
+    assert (table.point == "logits").sum() == sum(lengths) * acts.logits.shape[2]
     assert model.run(inputs, points=["z"]).to_frame().columns.to_list() == [
-        "layer", "batch", "position", "head", "d_head", "value",
+        "point", "layer", "batch", "position", "head", "d_head", "value",
     ]  # fmt: skip
-    with pytest.raises(InputError, match=r'name one of the points pattern, z, logits, .*to_frame\("pattern"\)'):
-        acts.to_frame()
-    with pytest.raises(MissingPointError, match="did not capture 'q'"):
-        acts.to_frame("q")
+    with pytest.raises(InputError, match="this run captured no point"):
+        replace(acts, values={}).to_frame()
 
 
 def test_points_are_saved_under_their_names(tmp_path: Path) -> None:

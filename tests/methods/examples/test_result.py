@@ -147,7 +147,7 @@ def same(one: am.results.HeadExamples, other: am.results.HeadExamples) -> bool:
         for name, value in one.state.items()
     ]
     columns = ["text", "position", "window"]
-    frames = [one.to_frame(which)[columns].equals(other.to_frame(which)[columns]) for which in result.KINDS]
+    frames = [one._table_of(which)[columns].equals(other._table_of(which)[columns]) for which in result.KINDS]
     return all(alike) and all(frames) and one.halves().equals(other.halves())
 
 
@@ -240,7 +240,7 @@ def test_the_result_as_table_text_and_page() -> None:
     examples = am.examples(model, texts, k=2)
     frame = examples.to_frame()
     assert len(frame) == 64 and set(frame["kind"]) == {"strongest"} and frame["rank"].tolist()[:2] == [0, 1]
-    assert len(examples.to_frame("random")) == 64 and set(examples.to_frame("band")["band"]) == set(result.BANDS)
+    assert len(examples._table_of("random")) == 64 and set(examples._table_of("band")["band"]) == set(result.BANDS)
     example = examples.examples_of(2, 6)[0]
     query = example.tokens[example.query_at].strip()
     assert f"[{query}]" in example.window
@@ -259,7 +259,7 @@ def test_texts_without_a_row_that_counts() -> None:
     assert examples.lead == "No row counts in any of 15 heads (2 texts)."
     copies = am.examples(models.hooked("gpt2"), [torch.tensor([5, 6, 7])] * 3)
     assert "(3 texts, 1 distinct): in the median head" in copies.lead
-    assert examples.to_frame().empty and examples.to_frame("band").empty and examples.by_head()["rows"].eq(0).all()
+    assert examples.to_frame().empty and examples._table_of("band").empty and examples.by_head()["rows"].eq(0).all()
     assert examples.share.isnan().all() and examples.quantiles.isnan().all()
 
 
@@ -303,7 +303,7 @@ def test_value_weighted_needs_values_that_reach_the_output() -> None:
 def test_which_is_a_kind() -> None:
     examples = am.examples(models.hooked("gpt2"), models.token_ids("gpt2"))
     with pytest.raises(InputError, match="`which` must be one of strongest, even, odd, random, band; got 'weakest'"):
-        examples.to_frame("weakest")
+        examples._table_of("weakest")
 
 
 # -- parts of the next token's logit ---------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_the_last_token_has_no_next_one() -> None:
     examples = am.examples(model, batch, by="next_token", k=50)
     lengths = batch["attention_mask"].sum(dim=1)
     assert examples.rows.eq(int((lengths - 2).sum())).all()
-    frame = examples.to_frame("random")
+    frame = examples._table_of("random")
     assert all(row.position < lengths[row.text] - 1 for row in frame.itertuples())
 
 

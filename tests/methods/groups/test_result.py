@@ -83,14 +83,15 @@ def test_numbers_are_those_of_a_loop(found: am.results.GroupAttention) -> None:
         patterns = [acts["pattern", layer][0, head].double() for acts in runs]
         for query, key in (("places", "verbs"), ("verbs", "places")):
             attention, baseline, matched, pairs = by_hand(model, texts, patterns, GROUPS[query], GROUPS[key])
-            assert (found.n_matched(query, key), found.n_pairs(query, key)) == (matched, pairs)
+            rows = found.to_frame().set_index(["query", "key"]).loc[[(query, key)]]
+            assert {*rows.matched} == {matched} and {*rows.pairs} == {pairs}
             assert 0 < matched < pairs
             assert float(found.attention(query, key)[layer, head]) == pytest.approx(attention, abs=1e-5)
             assert float(found.baseline(query, key)[layer, head]) == pytest.approx(baseline, abs=1e-5)
-            assert float(found.difference(query, key)[layer, head]) == pytest.approx(attention - baseline, abs=1e-5)
+            assert float(found[f"{query} → {key}"].mean[layer, head]) == pytest.approx(attention - baseline, abs=1e-5)
     for by_word in (found.by_query, found.by_key):
-        for place, names in enumerate(found.directions):
-            expected = found.difference(*names) * found.n_matched(*names)
+        for place, name in enumerate(found.quantities):
+            expected = found[name].mean * found.matched_pairs[place].sum()
             assert torch.allclose(by_word[place].sum(dim=-1), expected, atol=1e-9)
     assert torch.equal(found.query_pairs.sum(dim=-1), found.key_pairs.sum(dim=-1))
     # The words of the first group are queries in the first direction, and keys in the second.
@@ -102,14 +103,14 @@ def test_wider_matches_and_many_texts(found: am.results.GroupAttention) -> None:
     """Wider matches leave fewer pairs out; beyond 256 texts, some share a group."""
     model, texts = models.demo(), documents(25)
     strict, wide = (
-        am.group_attention(model, texts, GROUPS, within=within, factor=factor).n_matched("verbs", "places")
+        int(am.group_attention(model, texts, GROUPS, within=within, factor=factor).matched_pairs[1].sum())
         for within, factor in ((0, 1.0), (20, 50.0))
     )
-    assert strict < found.n_matched("verbs", "places") < wide <= found.n_pairs("verbs", "places")
+    assert strict < found.matched_pairs[1].sum() < wide <= found.all_pairs[1].sum()
     many = am.group_attention(model, texts * 11, GROUPS)
     assert many.documents == 275 and many.matched_pairs.shape[-1] <= 256
-    assert many.n_matched("verbs", "places") == 11 * found.n_matched("verbs", "places")
-    assert torch.allclose(many.difference("verbs", "places"), found.difference("verbs", "places"), atol=1e-9)
+    assert many.matched_pairs[1].sum() == 11 * found.matched_pairs[1].sum()
+    assert torch.allclose(many["verbs → places"].mean, found["verbs → places"].mean, atol=1e-9)
 
 
 def test_words_split_over_tokens_are_summed() -> None:
@@ -182,7 +183,7 @@ def test_random_weights_are_claimed_no_more_often_than_the_nominal_rate() -> Non
         rng = Random(seed)
         given = [" ".join(rng.choices(words, k=40)) for _ in range(9)]
         found = am.group_attention(model, given, {"one": words[:8], "other": words[8:16]}, within=6, factor=9.0)
-        assert found.n_matched("one", "other") >= 5 and set(found.to_frame().holds_for) == {"words like these"}
+        assert found.matched_pairs[0].sum() >= 5 and set(found.to_frame().holds_for) == {"words like these"}
         claimed += not found.claims.empty
         over_texts += bool(found.to_frame().clear_size.any())
     assert claimed <= 2 and claimed <= over_texts
@@ -193,7 +194,7 @@ def test_both_sides_count_where_a_model_looks_both_ways() -> None:
     groups = {"one": PLAIN[1:4], "other": PLAIN[5:8]}
     model = am.load(models.fresh("bert"), tokenizer=models.tokenizer(adds_bos=True))
     found = am.group_attention(model, text, groups, within=9, factor=9.0)
-    assert found.n_pairs("one", "other") == found.n_pairs("other", "one") > 0
+    assert found.all_pairs[0].sum() == found.all_pairs[1].sum() > 0
 
 
 def test_few_texts_claim_nothing() -> None:
@@ -202,7 +203,7 @@ def test_few_texts_claim_nothing() -> None:
     assert few.claims.empty and "too few pairs for a claim" in few.lead
     assert few.missing == ("are", "zebra") and "No text contains are, zebra." in few.lead
     with pytest.raises(InputError, match="two of the groups verbs, articles; got 'verbs' and 'verbs'"):
-        few.difference("verbs", "verbs")
+        few.attention("verbs", "verbs")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,10 @@ TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys t
          "He lost it, and left.", "She walked to the beach.", "Anna and Tom met."]  # fmt: skip
 
 
+def mass_of(found: am.results.Relations, name: str, layer: int, head: int) -> float:
+    return float(found.to_frame().set_index(["relation", "layer", "head"]).mass[name, layer, head])
+
+
 def by_tokens(model: am.HookedModel, count: int = 3) -> list[tuple[str, int, int, str]]:
     """Random labels of tokens, of two relations."""
     rng, found = Random(0), []
@@ -41,7 +45,7 @@ def test_accuracies_are_those_of_a_loop() -> None:
         chosen = [label for label in labels if label[3] == name]
         offsets = [query - key for _, query, key, _ in chosen]
         best = max(offsets.count(offset) for offset in offsets)
-        assert found.baseline(name) == pytest.approx(best / len(chosen))
+        assert found.baselines[name] == pytest.approx(best / len(chosen))
         for layer, head in ((0, 2), (3, 5)):
             right, mass = 0, 0.0
             for text, query, key, _ in chosen:
@@ -49,11 +53,11 @@ def test_accuracies_are_those_of_a_loop() -> None:
                 right += max(range(1, query), key=lambda place: float(row[place])) == key
                 mass += float(row[key])
             assert float(found.accuracy(name)[layer, head]) == pytest.approx(right / len(chosen))
-            assert float(found.mass(name)[layer, head]) == pytest.approx(mass / len(chosen), abs=1e-5)
+            assert mass_of(found, name, layer, head) == pytest.approx(mass / len(chosen), abs=1e-5)
         place = found.names.index(name)
         by_text = (found.correct[place] - found.by_offset[place]) / found.pairs[place]
         torch.testing.assert_close(found[name].per_text, by_text, equal_nan=True)
-        torch.testing.assert_close(found[name].mean, found.accuracy(name) - found.baseline(name))
+        torch.testing.assert_close(found[name].mean, found.accuracy(name) - found.baselines[name])
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])
@@ -82,7 +86,7 @@ def test_words_sum_what_they_get_and_average_what_they_give(default: torch.dtype
         for _, query, key, _ in labels:
             block = pattern[members[query]][:, members[key]]
             mass += float(block.sum(dim=1).mean())
-        assert float(found.mass("unknown")[layer, head]) == pytest.approx(mass / 3, abs=1e-5)
+        assert mass_of(found, "unknown", layer, head) == pytest.approx(mass / 3, abs=1e-5)
 
 
 def test_a_planted_head_is_claimed_and_no_other() -> None:
@@ -209,7 +213,7 @@ def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:
     assert one.inputs == other.inputs and one.options["labels"] != other.options["labels"]
     for name in expected.names:
         assert torch.equal(found.accuracy(name), expected.accuracy(name))
-        assert found.baseline(name) == expected.baseline(name)
+        assert found.baselines[name] == expected.baselines[name]
     of_near = [(TEXTS[0], 4, 1, "far"), *((text, 3, 2, "near") for text in TEXTS)]
     with pytest.raises(InputError, match="before=True leaves no pair of the relation 'near': in each, the key is"):
         am.relations(models.demo(), of_near, before=True)

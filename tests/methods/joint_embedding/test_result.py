@@ -115,7 +115,7 @@ def test_c_is_the_best_of_the_grid() -> None:
     curve = [by_hand(vectors, c, shift=True, causal=True)[0] for c in found.grid[place].tolist()]
     assert found.curve[place].numpy() == pytest.approx(np.array(curve), abs=1e-8)
     assert float(found.scale[2, 3]) == found.grid[place][int(np.argmin(curve))]
-    assert bool(found.at_edge[2, 3]) == (int(np.argmin(curve)) in (0, len(curve) - 1))
+    assert (found.flags[place] == "edge") == (int(np.argmin(curve)) in (0, len(curve) - 1))
     middle = math.sqrt(
         np.median(np.linalg.norm(np.concatenate([k for _, k in vectors]), axis=1))
         / np.median(np.linalg.norm(np.concatenate([q for q, _ in vectors]), axis=1))
@@ -144,7 +144,7 @@ def test_points_are_scaled_then_shifted_queries_and_keys() -> None:
     assert found.norms[place].numpy() == pytest.approx(np.linalg.norm(np.concatenate((q, k)), axis=1), rel=1e-4)
     assert float(found.query_norm[1, 4]) == pytest.approx(np.median(np.linalg.norm(q, axis=1)), rel=1e-4)
     assert float(found.key_norm[1, 4]) == pytest.approx(np.median(np.linalg.norm(k, axis=1)), rel=1e-4)
-    assert float(found.disparity[1, 4]) == pytest.approx(
+    assert found.to_frame().set_index(["layer", "head"]).disparity[1, 4] == pytest.approx(
         np.median(np.linalg.norm(k, axis=1)) / np.median(np.linalg.norm(q, axis=1)), rel=1e-4
     )
     apart = np.linalg.norm((q * c).mean(0) - (k / c).mean(0))
@@ -276,7 +276,7 @@ def test_images_have_patches_as_tokens() -> None:
     streamed = am.joint_embedding(hooked("vit"), iter(pixels), dims=3)
     assert streamed.correlation.numpy() == pytest.approx(found.correlation.numpy(), abs=1e-3)
     # A patch has the mean colour of its pixels.
-    images, place = found.view().images, 7 + list(found.labels[7:14]).index("1,2")
+    images, place = found._view().images, 7 + list(found.labels[7:14]).index("1,2")
     assert images is not None and images.grid == (2, 3)
     grey = (pixels[1, 0] - pixels[1, 0].min()) / (pixels[1, 0].max() - pixels[1, 0].min()) * 255
     assert images.place[place].tolist() == [1, 2] and images.place[0].tolist() == [-1, -1]
@@ -369,10 +369,10 @@ def test_what_is_left_in_the_picture_pair_by_pair() -> None:
                 distances.append(math.dist(points[start + i], points[tokens + start + j]))
                 products.append(float(q[i] @ k[j]))
         start += len(q)
-    assert float(found.projected_spearman["pca"][2, 1]) == pytest.approx(
+    assert float(found.after["pca"]["spearman"][place]) == pytest.approx(
         spearmanr(distances, products).statistic, abs=1e-3
     )
-    assert float(found.projected_correlation["pca"][2, 1]) == pytest.approx(weighted(distances, products), abs=2e-3)
+    assert float(found.after["pca"]["correlation"][place]) == pytest.approx(weighted(distances, products), abs=2e-3)
     assert float(found.trustworthiness["pca"][2, 1]) == pytest.approx(
         trustworthiness(found.vectors[place].numpy(), points, n_neighbors=5), abs=1e-3
     )
@@ -501,7 +501,7 @@ def test_anomalies_are_ranked() -> None:
     strengths = []
     for each in found.anomalies:
         values = {
-            "norm disparity": found.disparity, "separated clusters": found.separation,
+            "norm disparity": found.key_norm / found.query_norm, "separated clusters": found.separation,
             "attends to first": found.first_attention,
         }  # fmt: skip
         assert each.number == pytest.approx(float(values[each.what][each.layer, each.head]))
@@ -519,7 +519,9 @@ def test_a_planted_norm_disparity_is_found() -> None:
         found = am.joint_embedding(model, texts())
     assert found.anomalies[0][:3] == (1, 2, "norm disparity")
     before = am.joint_embedding(model, texts())
-    assert found.anomalies[0].number == pytest.approx(40 * float(before.disparity[1, 2]), rel=1e-4)
+    assert found.anomalies[0].number == pytest.approx(
+        40 * float(before.key_norm[1, 2] / before.query_norm[1, 2]), rel=1e-4
+    )
     # The grid follows the norms, so the points are the same up to scale.
     assert float(found.correlation[1, 2]) == pytest.approx(float(before.correlation[1, 2]), abs=1e-3)
 

@@ -49,9 +49,9 @@ def test_long_range_mass_is_that_of_a_loop(name: str) -> None:
     for layer, head in ((0, 0), (1, odd.far_mass.shape[1] - 1)):
         far, uniform, ordinary, ordinary_uniform = far_by_hand(model, given, 4, layer, head)
         assert float(odd.far_mass[layer, head]) == pytest.approx(far, abs=2e-6)
-        assert float(odd.far_baseline[layer]) == pytest.approx(uniform, abs=1e-9)
+        assert float(odd._uniform(0)[layer]) == pytest.approx(uniform, abs=1e-9)
         assert float(odd.far_ordinary[layer, head]) == pytest.approx(ordinary, abs=2e-6)
-        assert float(odd.far_ordinary_baseline[layer]) == pytest.approx(ordinary_uniform, abs=1e-9)
+        assert float(odd._uniform(1)[layer]) == pytest.approx(ordinary_uniform, abs=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -98,7 +98,7 @@ def test_planted_heads_are_found_and_ranked() -> None:
     reasons = list(odd.odd.reason)
     assert reasons == sorted(reasons, key=["dead", "sink", "low entropy", "unusual"].index)
     unusual = odd.odd[odd.odd.reason == "unusual"]
-    assert bool((unusual.score.abs() > odd.critical).all())
+    assert bool((unusual.score.abs() > odd._critical).all())
     assert bool(unusual.score.abs().is_monotonic_decreasing)
     assert {(0, 2, "bos_mass"), (1, 5, "self_mass")} <= set(
         unusual[["layer", "head", "statistic"]].itertuples(index=False, name=None)
@@ -137,7 +137,7 @@ def test_the_page_shows_the_largest_score_of_a_head() -> None:
     whole = am.odd_heads(models.demo(), documents(6), beyond=9)
     page = whole.to_html()
     assert "Heads unlike the others" in page and "Long-range attention" in page
-    shown = torch.stack([whole.robust_score(name) for name in STATISTICS]).nan_to_num(0.0)
+    shown = torch.stack([whole._robust_score(name) for name in STATISTICS]).nan_to_num(0.0)
     assert float(whole.plot().data[0].z[1][4]) == pytest.approx(
         float(shown[:, 1, 4][shown[:, 1, 4].abs().argmax()]), abs=1e-9
     )
@@ -145,7 +145,7 @@ def test_the_page_shows_the_largest_score_of_a_head() -> None:
 
 def test_texts_too_short_for_a_long_range() -> None:
     odd = am.odd_heads(am.load(models.fresh("bloom")), texts(5, 12), beyond=12)
-    assert bool(odd.far_mass.isnan().all() and odd.far_baseline.isnan().all())
+    assert bool(odd.far_mass.isnan().all() and odd._uniform(0).isnan().all())
     assert "No row sees a key 12 tokens away" in odd.lead
     assert odd.to_html()
 
@@ -179,5 +179,5 @@ def test_long_range_mass_by_type_is_the_mean_over_its_heads() -> None:
     assert frame.heads.to_dict() == {"induction": 2, "self": 1, "": 29}
     assert frame.far_mass["induction"] == pytest.approx(float(odd.far_mass[2, 6:8].mean()))
     assert frame.far_ordinary["self"] == pytest.approx(float(odd.far_ordinary[0, 0]))
-    assert frame.far_baseline["self"] == pytest.approx(float(odd.far_baseline[0]))
+    assert frame.far_baseline["self"] == pytest.approx(float(odd._uniform(0)[0]))
     assert odd.far_by_type(am.head_types(model, given).main_types).heads.sum() == 32

@@ -167,9 +167,10 @@ def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reaso
 def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
     for name, unit in (("gemma2", "pre-cap logits"), ("llama", "logits")):
         updates = am.residual_updates(models.hooked(name), models.padded(name), answers=[4, 5, 6])
-        assert updates.logit_unit == unit
+        assert updates["logit"].statistic.unit == unit
         assert f" {unit} on average." in updates.lead
-        assert am.load_result(updates.save(tmp_path / f"{name}.safetensors")).logit_unit == unit
+        loaded = am.load_result(updates.save(tmp_path / f"{name}.safetensors"))
+        assert loaded["logit"].statistic.unit == unit
         mean = updates.logits.mean(dim=-1)
         layer, head = divmod(int(mean.abs().argmax()), mean.shape[1])
         written = signed(float(mean[layer, head]), ".2f")
@@ -177,7 +178,7 @@ def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
     plain = am.residual_updates(models.hooked("gemma2"), models.padded("gemma2"))
     assert "to the answers" not in plain.lead
     with pytest.raises(MissingPointError, match="measure it with"):
-        _ = plain.logit_unit
+        _ = plain.logits
 
 
 def test_a_head_that_somebody_has_changed_is_refused() -> None:
