@@ -18,7 +18,6 @@ import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float, Int
-from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...basics.arguments import finite_number, option, whole_number
@@ -115,8 +114,8 @@ def heads_in_plane(
     """Every head as a point, coloured by layer; the closer two points are, the more the heads attend alike.
 
     >>> figure = heads_in_plane(np.array([[0.1, 0.0], [-0.1, 0.0]]), [(0, 0), (0, 1)], ["L0H1, 0.04"] * 2, 1.0)
-    >>> figure.data[0].hovertext[0]
-    'L0H0<br>nearest: L0H1, 0.04'
+    >>> figure.data[0].hovertext[0], figure.data[0].textposition[0]
+    ('L0H0<br>nearest: L0H1, 0.04', 'top center')
 
     Args:
         points: coordinates; distances between them are close to the root of the divergence.
@@ -125,29 +124,51 @@ def heads_in_plane(
         share: the share of the heads' spread that the plane shows.
 
     """
-    layers = sorted({layer for layer, _ in places})
-    shades = sample_colorscale("Viridis", np.linspace(0.0, 0.9, len(layers)).tolist())
+    layers, names = [layer for layer, _ in places], [f"L{layer}H{head}" for layer, head in places]
+    sides = _sides(points, names)
+    bar = {"title": {"text": "layer", "side": "right"}, "thickness": 12, "dtick": -(-len(set(layers)) // 8)}
     figure = Figure()
-    for layer, colour in zip(layers, shades, strict=True):
-        here = [number for number, (layer_of_head, _) in enumerate(places) if layer_of_head == layer]
-        figure.add_scatter(
-            x=points[here, 0],
-            y=points[here, 1],
-            mode="markers+text",
-            marker={"color": colour, "size": 9, "line": {"color": NEUTRAL, "width": 0.5}},
-            text=[f"L{layer}H{places[number][1]}" for number in here],
-            textposition="top center",
-            textfont={"size": 9},
-            name=f"layer {layer}",
-            customdata=[list(places[number]) for number in here],
-            hovertext=[f"L{layer}H{places[number][1]}<br>nearest: {nearest[number]}" for number in here],
-            hovertemplate="%{hovertext}<extra></extra>",
-            showlegend=True,
-        )
-    figure.update_layout(template=FIGURE_STYLE, height=480, margin={"t": 60})
+    figure.add_scatter(
+        x=points[:, 0],
+        y=points[:, 1],
+        mode="markers+text",
+        cliponaxis=False,
+        marker={"color": layers, "colorscale": "Viridis", "size": 9, "line": {"color": NEUTRAL, "width": 0.5}}
+        | ({"showscale": True, "colorbar": bar} if len(set(layers)) > 1 else {}),
+        text=[name if side else "" for name, side in zip(names, sides, strict=True)],
+        textposition=[side or "top center" for side in sides],
+        textfont={"size": 9},
+        customdata=[list(place) for place in places],
+        hovertext=[f"{name}<br>nearest: {other}" for name, other in zip(names, nearest, strict=True)],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+    figure.update_layout(template=FIGURE_STYLE, height=480, margin={"t": 20})
     figure.update_xaxes(title=f"√nats; the plane captures {percent(share, 0)} of the spread")
     figure.update_yaxes(title="√nats", scaleanchor="x")
     return figure
+
+
+_SIDES: Final = {
+    "top center": (0, 1), "bottom center": (0, -1), "middle right": (1, 0), "middle left": (-1, 0),
+    "top right": (1, 1), "top left": (-1, 1), "bottom right": (1, -1), "bottom left": (-1, -1),
+}  # fmt: skip
+
+
+def _sides(points: Float[np.ndarray, "head 2"], names: Sequence[str]) -> list[str]:
+    """The side of each point on which its name overlaps no other name or point, loneliest points first; "" if none."""
+    span = float(np.ptp(points, axis=0).max()) or 1.0
+    centres, sizes = list(points), [np.full(2, 0.03 * span)] * len(points)
+    chosen = [""] * len(names)
+    apart = np.linalg.norm(points[:, None] - points, axis=-1)
+    for number in np.argsort(-np.sort(apart, axis=1)[:, :4].sum(axis=1), kind="stable"):
+        size = np.array([0.028 * len(names[number]), 0.045]) * span
+        for side, towards in _SIDES.items():
+            centre = points[number] + np.array(towards) * (size + sizes[number]) / 2 * 1.01
+            reach = (np.array(sizes) + size) / 2
+            if not (np.abs(np.array(centres) - centre) < reach).all(axis=1).any():
+                centres, sizes, chosen[number] = [*centres, centre], [*sizes, size], side
+                break
+    return chosen
 
 
 _MAPS: Final = 6
@@ -439,9 +460,9 @@ class Redundancy(SummedTable):
             return [maps]
         plane = Section(
             "All heads in a plane",
-            "Each point is one head; nearby heads attend alike. Distances approximate the square root of the "
-            f"divergence as closely as a plane allows. Heads of different layers are compared on at most {self.rows} "
-            "rows of each text.",
+            "Each point is one head, named where there is room; nearby heads attend alike. Distances approximate the "
+            "square root of the divergence as closely as a plane allows. Heads of different layers are compared on at "
+            f"most {self.rows} rows of each text.",
             {"map": self.plot()},
             "alike.plot()",
         )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import models
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from browser import opening
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import jensenshannon, squareform
 from scipy.stats import t as student_t
@@ -22,6 +24,7 @@ from attnmech.maths.divergence import effective_number, jensen_shannon, placed
 from attnmech.maths.intervals import TextMeans
 from attnmech.methods.likeness import divergences as module
 from attnmech.methods.likeness.overlaps import OverlapReducer
+from attnmech.methods.likeness.redundancy import heads_in_plane
 
 LN2 = math.log(2)
 
@@ -279,6 +282,18 @@ def test_sums_between_layers_stay_small(monkeypatch: pytest.MonkeyPatch) -> None
     assert not bool(am.redundancy(model, given, rows=0).within.isnan().any())
 
 
+@pytest.mark.parametrize(("width", "count"), [(500, 144), (1100, 30)])
+def test_names_in_the_map_do_not_overlap(width: int, count: int, chromium: Any, tmp_path: Path) -> None:
+    points, places = np.random.default_rng(0).normal(size=(count, 2)), [divmod(number, 12) for number in range(count)]
+    html = heads_in_plane(points, places, ["none"] * count, 1.0).to_html(include_plotlyjs=True)
+    with opening(chromium, html, tmp_path / "map.html", width=width, ready=".textpoint text") as page:
+        ends = "one => ['left', 'top', 'right', 'bottom'].map(end => one.getBoundingClientRect()[end])"
+        boxes = np.array(page.eval_on_selector_all(".textpoint text", f"all => all.map({ends})"))
+    left, top, right, bottom = boxes[boxes[:, 2] > boxes[:, 0]].T
+    apart = (left[:, None] >= right) | (top[:, None] >= bottom)
+    assert len(left) > 20 and bool((apart | apart.T | np.eye(len(left), dtype=bool)).all())
+
+
 # -- what is shown ----------------------------------------------------------------------------------------------
 
 
@@ -290,7 +305,7 @@ def test_the_demo_models_heads() -> None:
     assert len(frame) == len(alike.nearest) == 32 and bool(alike.nearest.divergence.is_monotonic_increasing)
     within = alike.nearest[alike.nearest.layer == alike.nearest.nearest_layer]
     assert bool(((within.low <= within.divergence) & (within.divergence <= within.high)).all())
-    assert len(alike.plot().data) == 4 and len(alike.plot("map", layer=2).data) == 1
+    assert len(alike.plot().data[0].x) == 32 and len(alike.plot("map", layer=2).data[0].x) == 8
     figure = alike.plot("within", layer=2)
     assert float(figure.data[0].z[3][5]) == pytest.approx(float(alike.within[2, 3, 5]))
     assert "L0H4" in alike.plot("within").data[0].text[3][4]
