@@ -55,7 +55,7 @@ def times_of(shape: str, layers: int, tokens: int, steps: int, repeats: int) -> 
         return am.prune_heads(model, ids, steps=steps, random=0)
 
     def from_first_removed() -> "am.results.PruningCurve":
-        with patch.object(Engine, "share", _never), patch.object(Engine, "after_attention", _never):
+        with patch.object(Engine, "share", _never):
             return prune()
 
     def nothing_shared() -> "am.results.PruningCurve":

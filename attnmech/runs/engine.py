@@ -18,7 +18,7 @@ from ..interventions.edits import Replace
 from ..maths.blocks import block_bytes
 from ..model.attention.applied import Applied
 from ..model.attention.observed import RowObserver
-from ..model.reading.partial_pass import AFTER_ATTENTION, Blocks, can_begin_in_the_middle
+from ..model.reading.partial_pass import Blocks, can_begin_in_the_middle
 from ..model.run.hooked import HookedModel
 from ..model.stack.block import PostNormEnd
 from .corpus import CorpusBatch
@@ -87,8 +87,6 @@ class Engine:
         """Texts whose streams are kept for the next sweep, by the number of the first text; None if nothing is kept."""
         self._changes: Sequence[Change] = ()
         """All changes of a sweep, if it keeps streams."""
-        self._left_out: dict[int, bool] = {}
-        """For each block tried, whether its attention may be skipped."""
         widest = 4 * model.d_model
         if self.blocks is not None:
             widest = max(max(parameter.shape) for parameter in self.blocks.first.parameters())
@@ -97,7 +95,7 @@ class Engine:
         self._per_token = size * (12 * model.d_model + 3 * widest) + 330 * model.n_heads
         self._per_stream = size * model.d_model
         self._per_text = 2 * (model.n_layers + 2) * self._per_stream
-        """Bytes per token of the streams and z of all blocks."""
+        """Bytes per token of the streams of all blocks, and as much again."""
         self._at_once = step_tokens(size * widest, model.device)
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
@@ -162,17 +160,6 @@ class Engine:
         """The first block that a change affects, beyond the interventions that all changes share."""
         return 0 if self.blocks is None else _first_of(change[len(self.held) :])
 
-    def after_attention(self, change: Change) -> bool:
-        """Whether a change leaves the attention of its first block unchanged."""
-        if self.blocks is None or not self._plain or self.model.edited:
-            return False
-        start = self.start_of(change)
-        return all(
-            intervention.point in AFTER_ATTENTION
-            for intervention in change
-            if start in (intervention.touches or (start,))
-        )
-
     def begin_of(self, documents: Int[Tensor, " batch"], change: Change) -> tuple[int, bool]:
         """The first block of a change's pass, and whether the pass begins with a stream cached under that change."""
         known = self._known(documents)
@@ -200,8 +187,7 @@ class Engine:
             return known
         changes = changes if self._texts is None else self._changes
         starts = sorted({start for change in changes for start in self._starts(change)})
-        with_z = {self.start_of(change) for change in changes if self.after_attention(change)}
-        texts = Texts(self, batch, documents, starts, sorted(with_z))
+        texts = Texts(self, batch, documents, starts)
         if self._texts is not None:
             self._texts[int(documents[0])] = texts
         return texts
@@ -210,14 +196,6 @@ class Engine:
         """The same texts with their cached streams, if the last sweep kept them."""
         texts = None if self._texts is None else self._texts.get(int(documents[0]))
         return texts if texts is not None and torch.equal(texts.documents, documents) else None
-
-    def leaves_out(self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]) -> bool:
-        """Whether passes may begin after the attention of a block, as tested on the first text."""
-        assert self.blocks is not None
-        if block not in self._left_out:
-            one = batch.texts(torch.arange(1))
-            self._left_out[block] = self.blocks.attention_may_be_left_out(one, block, stream[:1])
-        return self._left_out[block]
 
     def _starts(self, change: Change) -> list[int]:
         if self.through:
@@ -243,14 +221,7 @@ class After:
 class Texts:
     """Texts, with the values that their clean pass stored."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        batch: Batch,
-        documents: Int[Tensor, " batch"],
-        starts: Sequence[int],
-        with_z: Sequence[int],
-    ) -> None:
+    def __init__(self, engine: Engine, batch: Batch, documents: Int[Tensor, " batch"], starts: Sequence[int]) -> None:
         self.engine, self.model, self.blocks = engine, engine.model, engine.blocks
         self.batch, self.documents = batch, documents
         self._source: slice | Tensor = engine.texts_of(documents)
@@ -261,21 +232,19 @@ class Texts:
         self._held: Change = ()
         if self.blocks is None:
             values = self.model.forward(batch, captures=[("logits", None)])
-            self.streams, self._z, self.clean = {}, {}, Output(None, values["logits", None])
+            self.streams, self.clean = {}, Output(None, values["logits", None])
             return
         layers = self.model.output_stack.layers if engine.frozen and self._post_norm else ()
         captures = [(name, layer) for layer in layers for name in ("attn_out", "mlp_out")]
         end, begin = len(self.blocks), [_first_of(engine.held)] if engine.held else []
-        ran = self.blocks.run(batch, streams=[*starts, *begin, end], captures=captures, keep_z=with_z)
-        self.streams, self._z = dict(ran.streams), dict(ran.z)
+        ran = self.blocks.run(batch, streams=[*starts, *begin, end], captures=captures)
+        self.streams = dict(ran.streams)
         self._later = {(name, layer): ran.values[name, layer] for name, layer in captures}
         self.clean = Output(self.streams.pop(end), None)
         self.hold(engine.held)
 
     def hold(self, held: Change) -> None:
-        """Applies the interventions `held`, which all changes share, to streams and z; it begins with those applied so
-        far.
-        """
+        """Applies the interventions that all changes share to the streams; `held` begins with those applied so far."""
         if len(held) == len(self._held):
             return
         assert self.blocks is not None
@@ -284,11 +253,9 @@ class Texts:
         later = [block for block in self.streams if block >= begin]
         with self.model.in_force.applying(self._applied_now([held], 0)):
             ran = self.blocks.run(
-                self.batch, start=begin, stream=self.streams[begin], stop=max(later) + 1, streams=later,
-                keep_z=[block for block in self._z if block >= begin],
-            )  # fmt: skip
+                self.batch, start=begin, stream=self.streams[begin], stop=max(later) + 1, streams=later
+            )
         self.streams |= ran.streams
-        self._z |= ran.z
         self._kept = {
             key: stream for key, stream in self._kept.items() if key[0] <= begin and key[0] in self.engine.kept_at
         }
@@ -301,12 +268,6 @@ class Texts:
 
     def _key(self, block: int, change: Change) -> tuple[int, ...]:
         return (block, *map(id, change[len(self._held) :]))
-
-    def _z_at(self, start: int, changes: Sequence[Change]) -> Tensor | None:
-        """z of the first block of some changes, if their passes may begin after its attention."""
-        if start not in self._z or not all(map(self.engine.after_attention, changes)):
-            return None
-        return self._z[start] if self.engine.leaves_out(self.batch, start, self.streams[start]) else None
 
     @property
     def _post_norm(self) -> bool:
@@ -393,7 +354,7 @@ class Texts:
         watch = PatternShifts(self.model, texts, len(changes), start) if self.engine.shifts else None
         rows: list[RowObserver] = [observer for observer in (watch, keyless) if observer is not None]
         layers = watch.layers if watch else _layers_of(changes, self.model) if keyless else None
-        copies, z = self._copies(count), None if kept else self._z_at(start, changes)
+        copies = self._copies(count)
         with self.model.in_force.applying(self._applied_now(changes, first)):
             if self.blocks is None:
                 values = self.model.forward(copies, captures=[("logits", None)], rows=rows, layers=layers)
@@ -404,9 +365,8 @@ class Texts:
                     stream = torch.cat([self._kept[self._key(start, change)] for change in changes])
                 else:
                     stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=count)
-                z = None if z is None else repeat(z, "text ... -> (copy text) ...", copy=count)
                 ran = self.blocks.run(
-                    copies, start=start, stream=stream, streams=[*keep, end], rows=rows, layers=layers, z=z
+                    copies, start=start, stream=stream, streams=[*keep, end], rows=rows, layers=layers
                 )
                 output = Output(ran.streams[end][first * texts :], None)
                 for block in keep:

@@ -1,11 +1,10 @@
 """Measures many interventions on the same texts.
 
 One clean pass stores the stream that enters each block. A change affects nothing below the first block that it changes,
-so its pass begins there, or after that block's attention if it changes nothing before z. The interventions with which
-all changes begin run in one pass, and the other passes continue from its streams. If one of the changes will be in
-force in the next sweep, the streams under each change are cached for that sweep. Changes that begin at the same block
-share a batch, as copies of the texts. Logits are computed only for the tokens that the metric needs
-(`attnmech.runs.engine`).
+so its pass begins there. The interventions with which all changes begin run in one pass, and the other passes continue
+from its streams. If one of the changes will be in force in the next sweep, the streams under each change are cached for
+that sweep. Changes that begin at the same block share a batch, as copies of the texts. Logits are computed only for the
+tokens that the metric needs (`attnmech.runs.engine`).
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence

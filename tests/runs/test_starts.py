@@ -1,24 +1,17 @@
 """The first block, the caches and the skipped parts of sweeps change only the amount of computation."""
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import cycle
 from types import SimpleNamespace
-from typing import Any
 
 import models
 import pytest
 import torch
 from by_hand import losses
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
 import attnmech as am
 from attnmech.interventions import Intervention
 from attnmech.maths import blocks
-from attnmech.model.attention import attend as attention
-from attnmech.model.reading.partial_pass import Blocks
 from attnmech.runs import engine
 from attnmech.runs.corpus import CorpusBatch
 from attnmech.runs.engine import Engine, shared
@@ -46,43 +39,18 @@ def changes_of(hooked: am.HookedModel, ids: Tensor) -> list[tuple[Intervention, 
     return found
 
 
-@contextmanager
-def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
-    """Counts the blocks of rows of each layer's attention that are computed inside."""
-    real, found = attention._softmax, Counter[int]()
-
-    def counted(scores: Tensor, sink: Any, site: attention.Site, *others: Any) -> Any:
-        found[site.layer] += 1
-        return real(scores, sink, site, *others)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(attention, "_softmax", counted)
-        patched.setattr(engine, "step_tokens", lambda *_: 1)  # a pass for each change
-        yield found
-
-
-def in_old_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes sweeps begin before attention, and share nothing."""
-    monkeypatch.setattr(Engine, "after_attention", lambda *_: False)
-    monkeypatch.setattr(Engine, "share", lambda *_, **__: None)
-
-
 @pytest.mark.parametrize(("name", "dtype"), [*zip(CAUSAL, cycle((torch.float32, torch.float64)))])
-def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype) -> None:
     hooked, ids = models.hooked(name, dtype), models.token_ids(name)
     changes = changes_of(hooked, ids)
     found = am.sweep(hooked, ids, changes).after
     expected = torch.stack([whole_pass(hooked, ids, change) for change in changes])
     torch.testing.assert_close(found, expected.double(), rtol=2e-6 if dtype == torch.float32 else 1e-12, atol=1e-12)
-    layer = hooked.output_stack.layers[-1]
-    with softmaxes(monkeypatch) as blocks:
-        am.ablate_heads(hooked, ids, layers=[layer])
-    assert blocks[layer] == 2  # the clean pass, and the first text, on which skipping attention is tested
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["bloom", "llama", "gptj"])
-def test_padding(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding(name: str, side: str) -> None:
     """Each text of a padded batch gives the same as alone, in whole passes."""
     hooked, ids = models.hooked(name), models.token_ids(name)
     lengths = [ids.shape[1] - number for number in range(len(ids))]
@@ -93,9 +61,7 @@ def test_padding(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = (mask < torch.tensor(lengths)[:, None]).long()
     texts = [row[:length] for row, length in zip(ids, lengths, strict=True)]
     padded = torch.zeros_like(ids).masked_scatter(mask.bool(), torch.cat(texts))
-    with softmaxes(monkeypatch) as blocks:
-        found = am.ablate_heads(hooked, {"input_ids": padded, "attention_mask": mask}, layers=[1]).after[1]
-    assert blocks[1] == 2
+    found = am.ablate_heads(hooked, {"input_ids": padded, "attention_mask": mask}, layers=[1]).after[1]
     for head, after in enumerate(found):
         expected = torch.cat([whole_pass(hooked, text[None], (Intervention.zero([(1, head)]),)) for text in texts])
         torch.testing.assert_close(after, expected.double(), rtol=2e-6, atol=1e-9)
@@ -104,33 +70,13 @@ def test_padding(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_post_norm_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("bert", "roberta", "deberta"):
         hooked, ids = models.hooked(name), models.token_ids(name)
-        with softmaxes(monkeypatch) as blocks:
-            found = am.ablate_heads(hooked, ids, metric="kl", layers=[1])
-        assert blocks[1] == 2, name
+        found = am.ablate_heads(hooked, ids, metric="kl", layers=[1])
         with monkeypatch.context() as patched:
-            in_old_way(patched)
+            patched.setattr(Engine, "start_of", lambda *_: 0)  # whole passes
             torch.testing.assert_close(
                 found.after, am.ablate_heads(hooked, ids, metric="kl", layers=[1]).after,
                 rtol=1e-5, atol=1e-7, equal_nan=True,
             )  # fmt: skip
-
-
-def test_what_is_left_out() -> None:
-    """The first block skips its projections and attention: of q, k and v, one row of one text remains."""
-    hooked = models.hooked("gpt2")
-    batch, blocks = hooked.encode(models.token_ids("gpt2")), Blocks(hooked)
-    kept = blocks.run(batch, streams=[1], keep_z=[1])
-
-    def flops(**given: Any) -> int:
-        with FlopCounterMode(display=False) as counter:
-            blocks.run(batch, start=1, stream=kept.streams[1], stop=2, **given)
-        return counter.get_total_flops()
-
-    texts, length = batch.ids.shape
-    tokens, d_model, heads, d_head = texts * length, hooked.d_model, hooked.n_heads, hooked.output_stack.d_head
-    projections = 2 * d_model * 3 * d_model
-    products = 2 * 2 * texts * heads * length * length * d_head
-    assert flops() - flops(z=kept.z[1]) == projections * (tokens - 1) + products
 
 
 @pytest.mark.parametrize(
@@ -148,7 +94,7 @@ def test_what_is_left_out() -> None:
     ],
     ids=lambda change: f"{change.point} {change.edit}",
 )
-def test_changes_before_z_need_the_attention(change: Intervention) -> None:
+def test_changes_within_attention(change: Intervention) -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     zero = Intervention.zero([(1, 1)])
     changes = [(zero, change), (zero,), (change,)]  # in one batch, so one change must leave the others' texts alone
@@ -162,26 +108,6 @@ def test_hooks_of_the_user_are_called() -> None:
     with hooked.hooks({("q", 1): lambda q: 2 * q}):
         found = am.ablate_heads(hooked, ids, [(1, 2)], layers=[1]).after[1, 2]
         expected = whole_pass(hooked, ids, (Intervention.zero([(1, 2)]),))
-    torch.testing.assert_close(found, expected.double(), rtol=2e-6, atol=1e-9)
-
-
-def test_a_projection_that_is_read_elsewhere_is_computed() -> None:
-    """The test is on the block: given its own z, it must return the same stream."""
-    hooked, ids = am.load(models.fresh("gpt2")), models.token_ids("gpt2")
-    seen: list[Tensor] = []
-    made, read = hooked.output_stack.module(1, "attn.c_attn"), hooked.output_stack.module(1, "mlp")
-    made.register_forward_hook(lambda module, args, output: seen.append(output))
-
-    def more(module: nn.Module, args: Any) -> Any:
-        return (args[0] + seen.pop()[..., : args[0].shape[-1]],)
-
-    read.register_forward_pre_hook(more)
-    batch, blocks = hooked.encode(ids), Blocks(hooked)
-    kept = blocks.run(batch, streams=[0, 1])
-    assert not blocks.attention_may_be_left_out(batch, 1, kept.streams[1])
-    assert blocks.attention_may_be_left_out(batch, 0, kept.streams[0])
-    found = am.ablate_heads(hooked, ids, [(1, 2)], layers=[1]).after[1, 2]
-    expected = whole_pass(hooked, ids, (Intervention.zero([(1, 2)]),))
     torch.testing.assert_close(found, expected.double(), rtol=2e-6, atol=1e-9)
 
 

@@ -57,17 +57,19 @@ def attend(
     sees no key (padding on the left) is uniform, as in transformers' eager attention. Everything after q and k is
     computed in float32 (float64 in a float64 model), and z is then rounded to the model's precision.
 
-    `weights` is called with each block of the pattern, after edits, and the number of keys. A pass that begins after
-    this attention (`Part.z`) supplies z, and nothing is computed.
+    `weights` is called with each block of the pattern, after edits, and the number of keys.
     """
-    if (z := site.in_force.given_z(site.layer)) is not None:
-        return _visit_z(site, z)
     site.in_force.hold_values(site.stack, site.layer, v)
     notes = site.in_force.under_way.notes
     terms = LayerAttention(site.stack, site.layer, scale, position, softcap, sink, notes, relative)
     layer = _Layer.of(q, k, v, terms, mask, site, weights)
     z = torch.cat([_attend_rows(layer, rows) for rows in layer.blocks()], dim=1)
-    return _visit_z(site, z, keep=weights is None)
+    if site.gated:  # a gated z is made only where W_O reads it
+        site.in_force.note(ungated=z)
+        return z
+    z = site.in_force.visit(site.point("z"), site.layer, z)
+    site.in_force.hold_z(site.stack, site.layer, z)
+    return z
 
 
 def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head d_value"]:
@@ -244,18 +246,6 @@ def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> 
     pattern, at_sink = softmax_with_sink(scores, sink)
     site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
     return Attention(scores, pattern, at_sink=at_sink)
-
-
-def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
-    """Passes z through its point, and keeps it if asked; a gated z is made only where W_O reads it."""
-    if site.gated:
-        site.in_force.note(ungated=weighted)
-        return weighted
-    if keep:
-        site.in_force.keep_z(site.layer, weighted)
-    z = site.in_force.visit(site.point("z"), site.layer, weighted)
-    site.in_force.hold_z(site.stack, site.layer, z)
-    return z
 
 
 def _terms_to_scale(

@@ -56,11 +56,6 @@ class Part:
     keep: frozenset[int] = frozenset()
     """The blocks whose input is kept, before hooks there; the number of blocks means the output of the last."""
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
-    z: Float[Tensor, "batch position head d_value"] | None = None
-    """z of block `start`, before hooks there; if it is given, the attention of that block is not computed."""
-    keep_z: frozenset[int] = frozenset()
-    """The blocks whose z is kept, before hooks, if attention itself makes it (without a gate)."""
-    kept_z: dict[int, Float[Tensor, "batch position head d_value"]] = field(default_factory=dict)
 
     def runs(self, block: int) -> bool:
         """Whether the pass runs a block."""
@@ -220,17 +215,6 @@ class InForce:
         part = self.under_way.part
         return part is not None and not part.runs(block)
 
-    def given_z(self, layer: int) -> Tensor | None:
-        """z of a layer whose attention the pass does not compute; None if it does."""
-        part = self.under_way.part
-        return part.z if part is not None and layer == part.start else None
-
-    def keep_z(self, layer: int, z: Tensor) -> None:
-        """Keeps z for passes that begin after the attention of this layer."""
-        part = self.under_way.part
-        if part is not None and layer in part.keep_z:
-            part.kept_z[layer] = z.detach().clone()
-
     def applied_in(self, stack: str, layer: int) -> AppliedInLayer | None:
         """The interventions inside the attention of a layer."""
         return self.under_way.applied.in_attention.get((stack, layer))
@@ -291,9 +275,10 @@ class InForce:
         if (balance := self.under_way.balance) is not None:
             balance.hold_rows(stack, layer, first, pattern, at_sink)
 
-    def compares_values(self, layer: int) -> bool:
+    @property
+    def compares_values(self) -> bool:
         """Whether the running certificate compares the v that a layer's projection made with the v of its attention."""
-        return self.under_way.balance is not None and self.given_z(layer) is None
+        return self.under_way.balance is not None
 
     def hold_made(self, stack: str, layer: int, v: Tensor) -> None:
         """Shows v, as the projection made it and after edits, to the running certificate."""

@@ -24,10 +24,6 @@ MIDDLE: Final = "middle"
 """The name of the certificate's check that a pass may begin at any block."""
 
 
-AFTER_ATTENTION: Final = ("z", "result", "attn_raw", "attn_out", "mixer_out", "resid_mid", "mlp_out", "resid_post")
-"""The points of a block on which its q, k, v and pattern do not depend."""
-
-
 @dataclass(frozen=True)
 class Ran:
     """The values of a partial pass."""
@@ -37,8 +33,6 @@ class Ran:
     output."""
     values: Mapping[PointKey, Tensor]
     """The requested points."""
-    z: Mapping[int, Float[Tensor, "batch position head d_value"]]
-    """z of each requested block, before hooks there, if attention itself makes it (without a gate)."""
 
 
 def can_begin_in_the_middle(model: HookedModel) -> bool:
@@ -80,32 +74,15 @@ class Blocks:
         captures: Iterable[PointKey] = (),
         rows: Sequence[RowObserver] = (),
         layers: Iterable[tuple[str, int]] | None = None,
-        z: Float[Tensor, "batch position head d_value"] | None = None,
-        keep_z: Iterable[int] = (),
     ) -> Ran:
         """One pass without gradients through the blocks from `start` up to but not including `stop`.
 
-        Block `start` receives `stream`; block 0 needs none. If `z` is given too, the attention of that block is not
-        computed; this requires `attention_may_be_left_out`, and that nothing edits or reads a point before z in the
-        block. Skipped blocks have no points.
+        Block `start` receives `stream`; block 0 needs none. Skipped blocks have no points.
         """
         end = len(self) if stop is None else stop
-        part = Part(start, end, stream, frozenset(streams), z=z, keep_z=frozenset(keep_z))
+        part = Part(start, end, stream, frozenset(streams))
         values = self._model.forward(batch, captures=captures, rows=rows, layers=layers, part=part)
-        return Ran(part.kept, values, part.kept_z)
-
-    def attention_may_be_left_out(
-        self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]
-    ) -> bool:
-        """Whether a block returns the same output from its stored z as with its attention computed."""
-        end = len(self)
-        whole = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], keep_z=[block])
-        if block not in whole.z:
-            return False
-        rest = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], z=whole.z[block])
-        expected = whole.streams[end]
-        difference, size = (float(value.abs().max()) for value in (rest.streams[end] - expected, expected))
-        return difference <= 8 * torch.finfo(expected.dtype).eps * size
+        return Ran(part.kept, values)
 
     def logits(self, batch: Batch, stream: Float[Tensor, "batch position d_model"]) -> Tensor:
         """The head's output for the stream that leaves the last block."""

@@ -1,7 +1,7 @@
 """Connects the inputs of attention (`attn_in`, latents, q, k and v), and notes their norms and rotations."""
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial, wraps
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -41,8 +41,6 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
 
     _wire_attn_in(stack, layer, attention)
     _wire_tables(stack, attention)
-    for path in dict.fromkeys(layout.paths):
-        _wire_unread(stack, layer, submodule(attention, path))
     if isinstance(layout, Expanded):
         _wire_latents(stack, layer, attention, layout)
         submodule(attention, layout.q).register_forward_hook(at_columns(lambda _: {"q": layout.columns[0]}))
@@ -132,7 +130,7 @@ def _wire_values(stack: Stack, layer: int, attention: nn.Module) -> None:
     in_force, plan, layout = stack.in_force, stack.architecture, stack.architecture.qkv
 
     def at_v(module: nn.Module, args: Any, output: Tensor) -> None:
-        if not in_force.compares_values(layer):
+        if not in_force.compares_values:
             return
         in_force.hold_made(stack.label, layer, layout.values(_by_token(stack, output), plan.n_heads, plan.n_kv_heads))
 
@@ -147,12 +145,12 @@ def wire_v_norm(stack: Stack, layer: int, attention: nn.Module) -> None:
 
     def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         wants = in_force.wants(stack.point("v"), layer)
-        if not wants and not in_force.compares_values(layer):
+        if not wants and not in_force.compares_values:
             return None
         by_head = "batch position head d_head"
         visited = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
         visited = in_force.visit(stack.point("v"), layer, visited) if wants else visited
-        if in_force.compares_values(layer):
+        if in_force.compares_values:
             in_force.hold_made(stack.label, layer, visited)
         if not wants:
             return None
@@ -216,18 +214,3 @@ def _wire_tables(stack: Stack, attention: nn.Module) -> None:
         stack.in_force.note(rotary=as_tables(output))
 
     submodule(attention, rotary.tables).register_forward_hook(at_tables)
-
-
-def _wire_unread(stack: Stack, layer: int, projection: nn.Module) -> None:
-    """Skips a projection in a pass that begins after this layer's attention, where nothing reads its output."""
-    in_force, forward = stack.in_force, projection.forward
-
-    @wraps(forward)
-    def made_or_not(*args: Any, **kwargs: Any) -> Any:
-        if not args or in_force.given_z(layer) is None:
-            return forward(*args, **kwargs)
-        x, *others = args
-        one = forward(x[(slice(1),) * (x.ndim - 1)], *others, **kwargs)
-        return one.expand(*x.shape[:-1], -1).contiguous()
-
-    projection.forward = made_or_not
