@@ -97,6 +97,12 @@ def test_questions_about_a_batch_with_pictures() -> None:
     with model.intervene(am.Intervention.zero([(1, 2)])):
         changed = model.loss(texts)
     torch.testing.assert_close(effects.per_text[1, 2], changed - model.loss(texts), atol=1e-5, rtol=0)
+    between = am.segment_attention(model, texts, segments="kind")
+    for number, pattern in enumerate(patterns):
+        own = texts[number]["input_ids"][0]
+        parts = [range(2), range(2, 18), range(18, len(own))]
+        mass = torch.stack([torch.stack([pattern[:, s][..., t].sum(-1).mean(-1) for t in parts], -1) for s in parts], 1)
+        torch.testing.assert_close(between.mass(number)[2].float(), mass, atol=1e-5, rtol=0)
     sources = am.decompose_by_source(model, texts[0])
     assert "embedding of tokens and pictures" in sources.sources
     assert (

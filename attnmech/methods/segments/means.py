@@ -70,7 +70,7 @@ class SegmentMeans(SegmentStatistics, SummedTable):
     """The types of the entries of `state`."""
 
     kind: str
-    """"sentence", "line", "document" or "span"."""
+    """"sentence", "line", "document", "kind" or "span"."""
     first: bool
     """Whether attention to the first token of a text counts."""
     gap: int

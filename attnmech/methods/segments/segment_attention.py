@@ -80,8 +80,10 @@ def segment_attention(
         inputs: texts, or an iterator of texts (a corpus).
         segments: "sentence": up to a mark that ends a sentence (. ! ? … and similar marks, with closing quotes and
             brackets) followed by a space; abbreviations also end sentences. "line": up to a line break. "document": a
-            whole text. Or spans: a list of (start, end), counted from the text's first token, that covers each token
-            once; for several texts, a list of these lists. Special tokens belong to the segment beside them.
+            whole text. "kind": the tokens of a picture or a sound, special tokens, or the text between them
+            (`Batch.kinds`). Or spans: a list of (start, end), counted from the text's first token, that covers each
+            token once; for several texts, a list of these lists. But for "kind", special tokens belong to the segment
+            beside them.
         first: whether attention to the first token of a text counts. Heads that rest on the first token give this
             attention to the first segment; with False it is left out of M and of the baseline, and rows sum to less
             than 1.

@@ -1,4 +1,4 @@
-"""Splits texts into segments: sentences, lines, whole documents, or spans of tokens.
+"""Splits texts into segments: sentences, lines, whole documents, runs of one kind, or spans of tokens.
 
 Each token of a text belongs to exactly one segment; segments are counted from 0.
 """
@@ -20,7 +20,7 @@ from ...errors import InputError
 from ...model.parts.pieces import characters_of, text_of
 from ...runs.token_types import ENDS
 
-KINDS: Final = ("sentence", "line", "document")
+KINDS: Final = ("sentence", "line", "document", "kind")
 """The kinds of segments that are read from the text itself."""
 
 Segments: TypeAlias = str | Sequence[Any]
@@ -82,6 +82,9 @@ def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
     length = one.ids.shape[1]
     if kind == "document":
         return (0, length)
+    if kind == "kind":
+        kinds = one.kinds()
+        return (0, *(place for place in range(1, length) if kinds[place] != kinds[place - 1]), length)
     if batch.texts_of is None:
         raise InputError(f"segments={kind!r} needs a text; pass spans, such as [(0, 5), (5, 12)].")
     # Special tokens belong to the segment beside them, so no segment consists of special tokens alone.
