@@ -215,6 +215,12 @@ class Batch:
         return tuple(self.kind_of.get(token, "special" if token in self.special else "text") for token in ids)
 
     @property
+    def distinct(self) -> Int[Tensor, "batch position"]:
+        """The ids, but a negative number of its own at each token that stands for part of a picture or sound."""
+        own = -1 - torch.arange(self.ids.shape[1], device=self.ids.device)
+        return torch.where(self.is_sensed, own, self.ids) if self.senses else self.ids
+
+    @property
     def has_next(self) -> Bool[Tensor, "batch position"]:
         """True at the tokens that are followed by a token of the text."""
         following = (self.mask & ~self.is_sensed if self.senses else self.mask)[:, 1:]

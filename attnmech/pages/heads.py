@@ -343,6 +343,7 @@ _TARGETS: Final = {
     "sentence end": "ends of sentences",
     "comma": "commas",
     "special": "special tokens",
+    "media": "images and sounds",
     "duplicate": "earlier copies of the token",
     "induction": "the token after an earlier copy",
 }

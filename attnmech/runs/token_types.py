@@ -1,4 +1,4 @@
-"""Sorts tokens into types: words, numbers, marks, special tokens, and the first token of each text."""
+"""Sorts tokens into types: words, numbers, marks, special tokens, pictures and sounds, and each text's first token."""
 
 from functools import lru_cache
 from typing import Final
@@ -12,7 +12,17 @@ from torch import Tensor
 from ..batch import Batch
 from ..model.parts.pieces import characters_of
 
-TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
+TOKEN_TYPES: Final = (
+    "first token",
+    "special",
+    "sentence end",
+    "comma",
+    "other mark",
+    "number",
+    "word",
+    "other",
+    "media",
+)
 """The types of key, in the order of the axis `type`."""
 
 ENDS: Final = r"\p{Sentence_Terminal}\u2026\u037e\u0f0d\u0f0e"
@@ -36,9 +46,11 @@ def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
     for ids, texts in zip(batch.ids.tolist(), characters_of(batch), strict=True):
         types: list[int] = []
         for token, text in zip(ids, texts, strict=True):
-            if token in batch.special:
+            if token in batch.kind_of:
+                types.append(TOKEN_TYPES.index("media"))
+            elif token in batch.special:
                 types.append(TOKEN_TYPES.index("special"))
-            elif types and types[-1] != TOKEN_TYPES.index("special") and _ATTACHED.fullmatch(text):
+            elif types and TOKEN_TYPES[types[-1]] not in ("special", "media") and _ATTACHED.fullmatch(text):
                 types.append(types[-1])
             else:
                 types.append(type_of(text))

@@ -21,6 +21,7 @@ LETTERS: Final = {
     "sentence end": (".", "#b8860b"),
     "comma": (",", "#d4a017"),
     "special": ("X", "#7f7f7f"),
+    "media": ("M", "#56b4e9"),
     "duplicate": ("D", "#cc79a7"),
     "induction": ("I", "#d55e00"),
     "retrieval": ("R", "#a6761d"),

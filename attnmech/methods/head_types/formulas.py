@@ -17,7 +17,7 @@ OFFSETS: Final = tuple(range(2, 9))
 POSITIONAL: Final = ("previous", "next", "self", *(f"{offset} back" for offset in OFFSETS), "first")
 """The types whose targets depend on positions alone."""
 
-CONTENT: Final = ("sentence end", "comma", "special", "duplicate", "induction")
+CONTENT: Final = ("sentence end", "comma", "special", "duplicate", "induction", "media")
 """The types whose targets depend on tokens."""
 
 TYPES: Final = (*POSITIONAL, *CONTENT)
@@ -44,7 +44,7 @@ def targets(
         first                          the text's first token, unless it is the row's own
         duplicate                      t_j = t_i, j before i (in a bidirectional model, j ≠ i)
         induction                      t_{j−1} = t_i, j before i; none in a bidirectional model
-        sentence end, comma, special   `marks` at j, without the first token and the row's own
+        sentence end, comma, ...       `marks` at j, without the first token and the row's own
 
     >>> ids = torch.tensor([[7, 4, 5, 4]])
     >>> first = torch.tensor([[True, False, False, False]])

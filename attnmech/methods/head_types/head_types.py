@@ -382,11 +382,13 @@ class HeadTypes(TypeScores):
         return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
 
     def on_text(self) -> str:
-        """Describes how heads attend to the delimiters of a single text, without a claim; empty without delimiters."""
+        """Describes how heads attend to the delimiters, images and sounds of a single text, without a claim; empty
+        without them.
+        """
         if self.documents != 1:
             return ""
         sentences = []
-        for name in ("sentence end", "comma", "special"):
+        for name in _PLURAL:
             score = self.scores[name]
             if bool(score.isnan().all()):
                 continue
@@ -465,6 +467,7 @@ _IN_WORDS: Final = {
     "sentence end": "attend to ends of sentences",
     "comma": "attend to commas",
     "special": "attend to special tokens",
+    "media": "attend to images or sounds",
     "duplicate": "attend to copies of the token",
     "induction": "continue repeated text",
     "retrieval": "retrieve needles from long texts",
@@ -480,7 +483,12 @@ _RETRIEVAL: Final = (
     "the head attends most to them."
 )
 
-_PLURAL: Final = {"sentence end": "ends of sentences", "comma": "commas", "special": "special tokens"}
+_PLURAL: Final = {
+    "sentence end": "ends of sentences",
+    "comma": "commas",
+    "special": "special tokens",
+    "media": "images and sounds",
+}
 
 
 def types_section(

@@ -110,7 +110,6 @@ class HeadTypeSums(Reducer):
     def start(self, run: Run) -> State:
         """Empty sums by text, attention and targets by distance, and the clearest row of each type and head."""
         batch = run.batch.queries(run.stack.label)
-        batch.require_text_alone("searched for types of heads, which compare tokens")
         texts, length = batch.ids.shape
         layers, heads, distances = run.n_layers, run.n_heads, 2 * length - 1
         shapes = {
@@ -295,8 +294,10 @@ def targets_of(
     """The targets of every type in a block's rows, also at keys that rows do not see."""
     keys = block.scores.shape[-1]
     tokens, types = min(keys, block.mask.queries), token_types(batch)
-    marks = {name: delimiters & (types == TOKEN_TYPES.index(name)) for name in ("sentence end", "comma", "special")}
-    of_type = targets(batch.ids, batch.first, marks, block.rows, tokens, causal=causal)
+    marks: dict[str, Tensor] = {
+        name: delimiters & (types == TOKEN_TYPES.index(name)) for name in TOKEN_TYPES if name in CONTENT
+    }
+    of_type = targets(batch.distinct, batch.first, marks, block.rows, tokens, causal=causal)
     # Keys that are not tokens are not targets.
     return {name: pad(on_target, (0, keys - tokens)) for name, on_target in of_type.items()}
 

@@ -60,7 +60,7 @@ def test_text_is_read_as_by_transformers_and_placeholders_are_refused(kind: str)
             call = am.attention_focus if not isinstance(inputs, torch.Tensor | list | dict) else am.residual_updates
             with pytest.raises(InputError, match=f"holds token {token}, which stands for a"):
                 call(model, inputs)
-        with pytest.raises(InputError, match="which stands for a.*eave"):
+        with pytest.raises(InputError, match=r"which stands for a.*eave"):
             model.generate(held[1:], 2)
     hidden = torch.ones_like(held)
     hidden[1, :8] = 0
