@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notebooks import NOTEBOOKS, digest, executed, stored
 
 DRAWN = "[...document.querySelectorAll('div.attnmech[id]')].every(stage => 'control' in stage)"
-TALLEST = 1000
+WIDTH, TALLEST, COLOURS = 640, 560, 32
+STILL = ".attnmech-reading, label.attnmech-control { display: none }"  # a picture has no use for them
 FOLDER = f"{sysconfig.get_path('purelib')}/"
 """Where packages with models are; left out of names."""
 
@@ -37,8 +38,9 @@ def store(path: Path, page: Page) -> None:
         whole.write_text(export.from_notebook_node(notebook)[0], "utf-8")
         page.goto(whole.as_uri())
         page.wait_for_function(DRAWN)
+        page.add_style_tag(content=STILL)
         for number, output in enumerate(outputs):
-            picture = small(page.locator(f"#output-{number}").screenshot(), height=TALLEST)
+            picture = small(page.locator(f"#output-{number}").screenshot(), height=TALLEST, colours=COLOURS)
             output.data = {"image/png": base64.b64encode(picture).decode(), "text/plain": output.data["text/plain"]}
     for cell in notebook.cells:
         cell.metadata.clear()
@@ -54,7 +56,7 @@ def _html(output: Any) -> str:
 if __name__ == "__main__":
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1000, "height": 900})
+        tab = browser.new_page(viewport={"width": WIDTH, "height": 900})
         for notebook in NOTEBOOKS:
             if notebook.stem in (sys.argv[1:] or [path.stem for path in NOTEBOOKS]):
                 store(notebook, tab)

@@ -14,12 +14,12 @@ from playwright.sync_api import sync_playwright
 CHROMIUM = "/usr/bin/chromium"
 
 
-def small(picture: bytes, *, width: int | None = None, height: int | None = None) -> bytes:
-    """A PNG in 256 colours, scaled down to a width and cut at a height."""
+def small(picture: bytes, *, width: int | None = None, height: int | None = None, colours: int = 256) -> bytes:
+    """A PNG in a few colours, scaled down to a width and cut at a height."""
     image, written = Image.open(io.BytesIO(picture)).convert("RGB"), io.BytesIO()
     image.thumbnail((width or image.width, image.height), Image.Resampling.LANCZOS)
     image = image.crop((0, 0, image.width, min(image.height, height or image.height)))
-    few = image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few = image.quantize(colours, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(written, "PNG", optimize=True)
     return written.getvalue()
 

@@ -36,7 +36,7 @@ def test_a_notebook_is_stored_with_the_outputs_of_its_cells(name: str) -> None:
     nbformat.validate(notebook)
     made = f"python examples/notebook_outputs.py {name}"
     assert notebook.metadata.attnmech == {"code": digest(notebook)}, f"its code changed; run {made}"
-    assert "<script" not in str(found := outputs(notebook)) and len(nbformat.writes(notebook)) < 600_000
+    assert "<script" not in str(found := outputs(notebook)) and len(nbformat.writes(notebook)) < 400_000
     assert sum("image/png" in output.get("data", {}) for output in found) >= 5
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
