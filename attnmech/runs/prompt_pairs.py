@@ -113,16 +113,8 @@ def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
 
 def _require_differences(clean: Sequence[CorpusBatch], corrupted: Sequence[CorpusBatch]) -> None:
     """Raises `InputError` for a pair of equal prompts."""
-    digests, others = (
-        {
-            number: digest
-            for part in parts
-            for number, digest in zip(part.documents.tolist(), part.batch.digests.tolist(), strict=True)
-        }
-        for parts in (clean, corrupted)
-    )
-    for number in sorted(digests):
-        if digests[number] == others[number]:
+    for number, (digest, other) in enumerate(zip(contents_of(clean), contents_of(corrupted), strict=True)):
+        if digest == other:
             raise InputError(
                 f"the two prompts of a pair must differ; those of pair {number} are the same, so patching changes "
                 "nothing. Leave the pair out."

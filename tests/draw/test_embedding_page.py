@@ -15,7 +15,6 @@ from browser import opening
 from unpacking import unpacked
 
 from attnmech.draw.text import visible_token
-from attnmech.errors import InputError
 from attnmech.methods.joint_embedding.page import IN_ADDRESS, embedding_view, mean_apart
 from attnmech.methods.joint_embedding.page_data import EmbeddingView
 
@@ -77,21 +76,6 @@ def test_tokens_norms_and_highest_keys_are_carried() -> None:
     assert labels == [visible_token(label) for label in view.labels]
     kinds = unpacked(data["class"], (len(view.labels),))
     assert [data["classes"][int(kind)] for kind in kinds] == list(view.classes)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    view = made_view()
-    first = view.heads[0]
-    with pytest.raises(InputError, match=r"`text` must have the shape \(21,\); got \(20,\)"):
-        replace(view, text=view.text[1:])
-    with pytest.raises(InputError, match=r"points\['pca'\] of L0H0` must have the shape \(42, 3\); got \(41, 3\)"):
-        replace(view, heads=[replace(first, points=first.points | {"pca": first.points["pca"][1:]}), *view.heads[1:]])
-    with pytest.raises(InputError, match="the same projections"):
-        replace(view, heads=[replace(first, points={"pca": first.points["pca"]}), *view.heads[1:]])
-    with pytest.raises(InputError, match="sorted by layer and head"):
-        replace(view, heads=[*view.heads, first])
-    with pytest.raises(InputError, match="nothing to show: 0 heads"):
-        replace(view, heads=[])
 
 
 def test_numbers_and_anomalies_say_what_they_mean() -> None:

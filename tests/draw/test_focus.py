@@ -113,11 +113,3 @@ def test_what_does_not_fit_is_refused(focus: FocusNumbers, values: np.ndarray) -
         ranks(values, chosen=(3, 4))
     with pytest.raises(ValueError, match=r"`self_top` must be .* with layer=3; got"):
         replace(focus, layers=(0, 2, 5))
-    with pytest.raises(InputError, match=r"`concentration` must lie between 0 and 1.*got 37"):
-        replace(focus, concentration=np.full((4, 3), 37, dtype=np.float32))
-    with pytest.raises(InputError, match="same names"):
-        replace(focus, low={})
-    with pytest.raises(InputError, match="same names"):
-        replace(focus, low={"mass": focus.self_top}, high={"mass": focus.self_top})
-    with pytest.raises(InputError, match="at least one layer"):
-        replace(focus, layers=())

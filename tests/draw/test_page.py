@@ -138,7 +138,6 @@ def test_numbers_of_another_text_infinite_or_none_are_refused(view: ScoreNumbers
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tokens": view.tokens[:6]}, "`scores` must be .* with layer=2, query=6, key=6; got"),
         ({"scores": np.nan_to_num(view.scores, nan=-np.inf)}, "`scores` must be finite, or NaN"),
-        ({"ranked_share": {}}, "at least one token, one layer and one term"),
     ]
     for changes, message in wrong:
         with pytest.raises(ValueError, match=message):

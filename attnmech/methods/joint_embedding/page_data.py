@@ -12,8 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from ...errors import InputError
-
 _BYTES: Final = re.compile(r"(?<=[^\0-\x7f])\[[1-4](?:,[1-4])*/[2-4]\]|\\x[89a-f][0-9a-f]")
 """The notation of labels for the bytes that a token holds, which is not text: 你[1,2/3], \\xff.
 
@@ -108,39 +106,3 @@ class EmbeddingView:
     meanings: Mapping[str, str] = field(default_factory=dict)
     """The meaning of each label of `EmbeddingHead.numbers`, in a sentence."""
     images: EmbeddingImages | None = None
-
-    def __post_init__(self) -> None:
-        if not self.heads or not len(self.labels):
-            raise InputError(f"nothing to show: {len(self.heads)} heads, {len(self.labels)} tokens.")
-        places = [(head.layer, head.head) for head in self.heads]
-        if places != sorted(set(places)):
-            raise InputError(f"`heads` must be sorted by layer and head, without duplicates; got {places}.")
-        names = list(self.heads[0].points)
-        if not names or any(list(head.points) != names for head in self.heads):
-            raise InputError("`heads` must all have the same projections, and at least one.")
-        for name, shape, wanted in self._shapes():
-            if shape != wanted:
-                raise InputError(f"`{name}` must have the shape {wanted}; got {shape}.")
-
-    def _shapes(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        """The name, the shape and the expected shape of each array."""
-        count = len(self.labels)
-        per_token = {name: getattr(self, name) for name in ("text", "position", "special", "classes")}
-        shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]]
-        shapes = [(name, (len(values),), (count,)) for name, values in per_token.items()]
-        for head in self.heads:
-            where = f"L{head.layer}H{head.head}"
-            for name, points in head.points.items():
-                dims = self.heads[0].points[name].shape[-1]
-                shapes.append((f"points[{name!r}] of {where}", points.shape, (2 * count, 3 if dims == 3 else 2)))
-            shapes.append((f"norms of {where}", head.norms.shape, (2 * count,)))
-            shapes += [(f"{name} of {where}", getattr(head, name).shape, (count, 2)) for name in ("highest", "weights")]
-        for number, text in self.texts.items():
-            length = len(text.labels)
-            shapes.append((f"patterns of text {number}", text.patterns.shape, (len(self.heads), length, length)))
-            if text.rest is not None:
-                shapes.append((f"rest of text {number}", text.rest.shape, (len(self.heads), length)))
-        if self.images is not None:
-            shapes.append(("place", self.images.place.shape, (count, 2)))
-            shapes.append(("colours", self.images.colours.shape, (count, 3)))
-        return shapes
