@@ -47,6 +47,10 @@ class Batch:
     senses: tuple[Mapping[str, Tensor], ...] = ()
     """For each text, the pictures and sounds among its tokens, as the model takes them for this text alone
     (`pixel_values`, `image_grid_thw`); empty if no text has any."""
+    pictures: tuple[Any, ...] = ()
+    """For each text, the user's pictures and how they became inputs; None for a text without."""
+    held: tuple[tuple[Any, ...], ...] = ()
+    """For each text and token, the place in a picture or sound that it holds (row, column, box, seconds), or None."""
     answers: Shaped[Tensor, "*shape"] | None = None
     """For each text, the token that should follow it, if a metric has answers; `against` holds the tokens to compare it
     with. For the user's own module, the right answer to each input, in any shape."""
@@ -141,6 +145,11 @@ class Batch:
         chosen = chosen.to(self.ids.device)
         # All texts share an extra input with a single row.
         extra = {name: value[chosen] if len(value) == len(self.ids) else value for name, value in self.extra.items()}
+        of_texts: dict[str, Any] = {
+            name: tuple(getattr(self, name)[row] for row in chosen.tolist())
+            for name in ("senses", "pictures", "held")
+            if getattr(self, name)
+        }
         return replace(
             self,
             ids=self.ids[chosen],
@@ -149,7 +158,7 @@ class Batch:
             pieces=self.pieces and tuple(self.pieces[row] for row in chosen.tolist()),
             target=None if self.target is None else self.target.texts(chosen),
             extra=extra,
-            senses=tuple(self.senses[row] for row in chosen.tolist()) if self.senses else (),
+            **of_texts,
         )
 
     def alone(self, text: int) -> "Batch":

@@ -6,7 +6,6 @@ coordinate, since resizing, cropping, padding, tiling and normalisation are line
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .held import Part
+from .processors import Pictures
 
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom, as fractions of a picture's width and height."""
@@ -26,16 +26,6 @@ _CONTRAST: Final = 0.1
 
 _STEP: Final = 1 / 255
 """The difference between neighbouring greys."""
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """The user's pictures of one text, and how they become the model's inputs."""
-
-    sizes: Sequence[tuple[int, int]]
-    """The width and height of each picture, in the order of the text."""
-    processed: Callable[[Sequence[Any]], Mapping[str, Any]]
-    """Makes the model's inputs from Pillow images of these sizes, in place of the user's: the same text and options."""
 
 
 def coordinates(pictures: Pictures, inputs: Mapping[str, Tensor]) -> dict[str, Float[Tensor, "coordinate ..."]]:

@@ -26,6 +26,7 @@ from ..structure.text_part import (
 )
 from .encoder import Encoder
 from .merged import Besides
+from .places import PlaceFinder, placed
 
 _TRIED: Final = 3
 """The length of the text on which the numbering of positions is tested."""
@@ -124,6 +125,7 @@ def token_encoder(
     first_position: Callable[[], int | None],
     ignores_zeros: Callable[[str], bool],
     processor: Any,
+    plain: Callable[[], PreTrainedModel],
 ) -> Encoder:
     """The encoder of this model's tokens and of its decoder's targets, with the sizes of its tables.
 
@@ -147,13 +149,13 @@ def token_encoder(
     chosen = globals_by_default(model) if GLOBAL_MASK in further else None
     of_text = plans[0].reads == "tokens"
     taken = tuple(inspect.signature(model.forward).parameters)
-    besides = None
+    besides, finder = None, cache(lambda: PlaceFinder(plain(), plan.blocks))
     if of_text and (more := taken_besides(taken)) and merged_into(model.base_model, plan.blocks) is not None:
         besides = Besides(more, token_embedding(model).dtype, kinds_of(model.config), processor)
     return Encoder(
         tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position),
         placeholders_of(model.config, tokenizer, taken) if of_text else {}, cache(ignores_zeros),
-        besides=besides,
+        besides=besides, placed=lambda batch: placed(batch, finder(), processor),
     )  # fmt: skip
 
 

@@ -68,6 +68,7 @@ class Encoder:
         placeholders: Mapping[int, str] = MappingProxyType({}),
         ignores_zeros: Callable[[str], bool] = lambda name: False,
         besides: Besides | None = None,
+        placed: Callable[[Batch], Batch] = lambda batch: batch,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -87,6 +88,8 @@ class Encoder:
         """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
         self.besides = besides
         """What the model takes among its tokens besides text; None for a model of text alone."""
+        self._placed = placed
+        """Names the tokens of pictures and sounds by what they hold."""
         self._ignores_zeros = ignores_zeros
         """Whether zeros as a further input of the model, by its name, change nothing."""
         self.unknown = unknown_id(tokenizer)
@@ -105,7 +108,7 @@ class Encoder:
         """
         batch = self.read(inputs, bos)
         self.check_length(batch)
-        return batch
+        return self._placed(batch) if batch.senses else batch
 
     def read(self, inputs: Inputs, bos: bool | None = None) -> Batch:
         """`encode` without the check of length, for callers that cut texts."""
@@ -297,13 +300,13 @@ class Encoder:
             if not text.senses:
                 self._require_text(text.ids)
         ids, mask, extra = joined(texts, self._pad)
-        batch = replace(
+        return replace(
             self._tokens(ids, mask),
             extra={name: value.to(self.device) for name, value in extra.items()},
             senses=tuple({name: value.to(self.device) for name, value in text.senses.items()} for text in texts),
             kind_of=self.besides.kinds,
+            pictures=tuple(text.pictures for text in texts),
         )
-        return replace(batch, tokens=tuple(map(self.besides.labels, batch.tokens, batch.ids.tolist())))
 
     @property
     def _pad(self) -> int:

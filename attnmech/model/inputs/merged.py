@@ -1,8 +1,7 @@
 """Reads texts with pictures or sounds among their tokens, as users have them or as processors return them."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...basics.arguments import dense, shown
 from ...errors import InputError
 from ..structure.text_part import holds_more, sense_of
-from .processors import both_processed
+from .processors import Pictures, both_processed
 
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
 """The messages of a chat, as transformers' chat templates take them, each with a "role" and a "content"."""
@@ -44,25 +43,17 @@ class Besides:
             sounds = [_signal_of(part, "audio") for sense, part in signals if sense == "a sound"]
             if len(images) + len(sounds) < len(signals):
                 raise InputError("films are not read; give their frames as images.")
-            made = both_processed(self.processor, rendered(entry), images, sounds, add_special_tokens=False)
+            made, pictures = both_processed(self.processor, rendered(entry), images, sounds, add_special_tokens=False)
         elif "text" in entry:
             if unknown := sorted(map(str, entry.keys() - {"text", "images", "sounds"})):
                 raise InputError(f'a text with pictures is {{"text": ..., "images": [...]}}; got {unknown[0]} as well.')
             images, sounds = (_listed(entry.get(name)) for name in ("images", "sounds"))
-            made = both_processed(self.processor, entry["text"], images, sounds)
+            made, pictures = both_processed(self.processor, entry["text"], images, sounds)
         else:
             return Merged.of(entry, self.taken, self.dtype)
         known = {"input_ids", "attention_mask", *self.taken}
-        return Merged.of({name: made[name] for name in made if name in known}, self.taken, self.dtype)
-
-    def labels(self, tokens: Sequence[str], ids: Sequence[int]) -> tuple[str, ...]:
-        """The labels of a text's tokens, in which those of each kind are numbered."""
-        counts: Counter[str] = Counter()
-        labels = []
-        for label, kind in zip(tokens, map(self.kinds.get, ids), strict=True):
-            counts[kind or ""] += 1
-            labels.append(f"<{kind}: token {counts[kind]}>" if kind else label)
-        return tuple(labels)
+        text = Merged.of({name: made[name] for name in made if name in known}, self.taken, self.dtype)
+        return replace(text, pictures=pictures)
 
 
 def _listed(signals: Any) -> list[Any]:
@@ -84,6 +75,8 @@ class Merged:
     ids: Int[Tensor, " position"]
     by_token: Mapping[str, Int[Tensor, " position"]]
     senses: Mapping[str, Tensor]
+    pictures: Pictures | None = None
+    """The user's, if a processor made inputs of them."""
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], taken: Collection[str], dtype: torch.dtype) -> "Merged":

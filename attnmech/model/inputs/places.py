@@ -4,18 +4,19 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...batch import bytes_of
+from ...batch import Batch, bytes_of
 from ..structure.text_part import sense_of
-from .boxes import Box, Pictures, box_of, coordinates, grid_of
+from .boxes import Box, box_of, coordinates, grid_of
 from .held import Held, Part, by_entry, held_by, shown_tiles
 from .merged import Merged
+from .processors import Pictures
 
 _REMEMBERED: Final = 32
 """The number of proofs that a model keeps."""
@@ -134,6 +135,23 @@ class PlaceFinder:
             for oldest in list(self._proven)[:-_REMEMBERED]:
                 del self._proven[oldest]
         return held
+
+
+def placed(batch: Batch, finder: PlaceFinder, processor: Any) -> Batch:
+    """The batch with the places of its tokens, which are named by them."""
+    senses_of = {token: f"a {kind}" for token, kind in batch.kind_of.items()}
+    heard: Any = getattr(processor, "feature_extractor", None)
+    step = heard.hop_length / heard.sampling_rate if hasattr(heard, "hop_length") else None
+    found = []
+    for row, (senses, pictures) in enumerate(zip(batch.senses, batch.pictures, strict=True)):
+        real = batch.mask[row]
+        by_token = {name: value[row, real].cpu() for name, value in batch.extra.items()}
+        found.append(finder(Merged(batch.ids[row, real].cpu(), by_token, senses), senses_of, pictures, step))
+    tokens = tuple(
+        (*(label or token for label, token in zip(places.labels, own, strict=False)), *own[len(places.labels) :])
+        for places, own in zip(found, batch.tokens, strict=True)
+    )
+    return replace(batch, tokens=tokens, held=tuple(places.places for places in found))
 
 
 def _kind(sense: str) -> Kind:

@@ -2,8 +2,9 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -127,21 +128,48 @@ class Prepared:
         return {name: made[name] for name in (self.argument, "attention_mask") if name in made}
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """The user's pictures of one text, and how they become the model's inputs."""
+
+    sizes: Sequence[tuple[int, int]]
+    """The width and height of each picture, in the order of the text."""
+    processed: Callable[[Sequence[Any]], Mapping[str, Any]]
+    """Makes the model's inputs from Pillow images of these sizes, in place of the user's: the same text and options."""
+    images: Sequence[Any] = ()
+    """The user's, as Pillow images."""
+
+
 def both_processed(
     processor: Any, text: str, images: Sequence[Any], sounds: Sequence[Any], **options: Any
-) -> Mapping[str, Any]:
-    """The model's inputs for one text with pictures and sounds among its tokens."""
+) -> tuple[Mapping[str, Any], Pictures | None]:
+    """The model's inputs for one text with pictures and sounds among its tokens, and the pictures."""
     if processor is None:
         raise InputError(
             "this model was loaded without its processor, so it takes what that returns for each text; or load it with "
             "one: am.load(model, processor=AutoProcessor.from_pretrained(folder))."
         )
-    if images:
-        options["images"] = [[_picture(image, 3) for image in images]]
     if sounds:
         rate = int(processor.feature_extractor.sampling_rate)
         options |= {"audio": [_samples_at(rate, _recording(sound)) for sound in sounds], "sampling_rate": rate}
-    return _made_by(processor, text=[text], return_mm_token_type_ids=True, **options)
+    processed = partial(_made_by, processor, text=[text], return_mm_token_type_ids=True, **options)
+    if not images:
+        return processed(), None
+    pictures = [_as_pillow(_picture(image, 3)) for image in images]
+    of_images = partial(_of_images, processed)
+    return of_images(pictures), Pictures([image.size for image in pictures], of_images, pictures)
+
+
+def _of_images(processed: Callable[..., Mapping[str, Any]], images: Sequence[Any]) -> Mapping[str, Any]:
+    return processed(images=[list(images)])
+
+
+def _as_pillow(picture: Any) -> Any:
+    if not isinstance(picture, np.ndarray):
+        return picture
+    from PIL import Image
+
+    return Image.fromarray(picture)
 
 
 def _samples_at(rate: int, recording: tuple[int, np.ndarray]) -> np.ndarray:

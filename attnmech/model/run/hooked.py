@@ -97,6 +97,7 @@ class HookedModel(WiredModel):
                 self._model, plans, tokenizer, bos, self.device,
                 first_position=lambda: first_position_of(this.plain),
                 ignores_zeros=lambda name: ignores_zeros_in(this.plain, name), processor=processor,
+                plain=lambda: this.plain,
             )  # fmt: skip
         self.n_vocab = 0 if text is None else text.n_vocab
         first = next(iter(self.stacks.values()))
