@@ -116,19 +116,19 @@ class Contrast(_ByTerm):
         """score(query, key_a) − score(query, key_b)."""
         return torch.stack(list(self.by_term.values())).sum(dim=0)
 
-    def explain(self, layer: int, head: int, sequence: int = 0) -> str:
+    def explain(self, layer: int, head: int, text: int = 0) -> str:
         """One sentence: which of the two keys is preferred, by how much, and which terms cause it."""
         layer = member("layer", layer, self.layers, "the layers decomposed")
         head = index_of("head", head, self.total.shape[2])
-        sequence = index_of("sequence", sequence, len(self.words))
-        total = float(self.total[sequence, layer, head])
-        query, a, b = self.words[sequence]
+        text = index_of("text", text, len(self.words))
+        total = float(self.total[text, layer, head])
+        query, a, b = self.words[text]
         if math.isnan(total):
             return f"layer {layer} head {head}: {query!r} ({self.query}) cannot see both keys in this text"
         if total < 0:
             a, b = b, a
         sign = 1 if total >= 0 else -1
-        parts = {name: sign * float(value[sequence, layer, head]) for name, value in self.items()}
+        parts = {name: sign * float(value[text, layer, head]) for name, value in self.items()}
         listed = sorted(parts.items(), key=lambda item: -abs(item[1]))
         because = ", ".join(f"{name} {value:+.2f}" for name, value in listed if value)
         places = (self.key_a, self.key_b) if total >= 0 else (self.key_b, self.key_a)

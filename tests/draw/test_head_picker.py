@@ -17,6 +17,7 @@ from browser import opening
 import attnmech as am
 from attnmech.draw.head_picker import head_picker
 from attnmech.errors import InputError
+from attnmech.methods.scores.figures import score_shares_chart
 
 CHOICES = {"layer": (2, 5), "head": range(3)}
 
@@ -51,21 +52,22 @@ def test_every_head_has_its_own_figure(layer: int, head: int) -> None:
 def test_shares_have_a_control_for_the_rank_and_updates_one_for_the_layer() -> None:
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom", 1)
     split, updates = am.decompose_scores(hooked, ids), am.residual_updates(hooked, ids)
-    view = split.show("score_shares", layer=1, head=2, rank=3)
+    view, of_text = split.show("score_shares", layer=1, head=2), split.numbers()
+    chart = score_shares_chart(of_text.ranked_share, of_text.ranked_key, of_text.tokens)
     layers, heads, ranks = view.data["choices"].values()
-    assert ranks == list(range(ids.shape[1])) and view.data["chosen"] == {"layer": 1, "head": 2, "rank": 3}
+    assert ranks == list(range(ids.shape[1])) and view.data["chosen"] == {"layer": 1, "head": 2, "rank": 0}
     for (layer, head, rank), figure in zip(itertools.product(layers, heads, ranks), figures_of(view.data), strict=True):
-        expected = split.plot("score_shares", layer=layer, head=head, rank=rank)
+        expected = chart.figure(layer=split.layers.index(layer), head=head, rank=rank)
         drawn = go.Figure(figure)
         assert drawn.layout.legend.title.text == expected.layout.legend.title.text == f"the key of rank {rank} is"
         for one, other in zip(drawn.data, expected.data, strict=True):
             for axis in ("a", "b", "c") if one.type == "scatterternary" else ("x",):
                 both = [np.array(trace[axis], dtype=float) for trace in (one, other)]
                 np.testing.assert_allclose(*both, rtol=1e-5)
-    for figure in ("magnitude", "orientation"):
-        shown = updates.show(figure, layer=1, side="target")
+    for figure in ("magnitude_of_target", "orientation"):
+        shown = updates.show(figure, layer=1)
         assert shown.data["choices"] == {"layer": list(updates.layers)} and shown.data["chosen"] == {"layer": 1}
-        expected_figures = [updates.plot(figure, layer=layer, side="target") for layer in updates.layers]
+        expected_figures = [updates.plot(figure, layer=layer) for layer in updates.layers]
         assert figures_of(shown.data) == [json.loads(expected.to_json()) for expected in expected_figures]
     with pytest.raises(InputError, match="a map of all layers"):
         updates.show("along")

@@ -317,22 +317,20 @@ def test_calls_name_the_figure_and_the_choice(opened: Any, opened_full: Any) -> 
         opened_full.select_option(f"#{name}", value)
     place = "layer=5, head=0"
     assert opened_full.locator("[data-call]").all_inner_texts() == [
-        f'scores(centre=None).plot("attention_map", {place}, measure="score")',
+        f'scores(centre=None).plot("attention_map", {place})',
         'acts.show("pattern", view="sentence")',
         'acts.show("pattern", view="token_graph")',
-        f'scores(centre=None).plot("row_ledger", {place}, query=6, against="mean")',
+        f'scores(centre=None).plot("row_ledger_mean", {place}, query=6)',
+        f'scores(centre=None).show("score_shares", {place})',
+        f'scores(centre=None).plot("key_terms", {place})',
         *(
-            f'scores(centre=None).plot("{name}", {place}{rest})'
-            for name, rest in (("score_shares", ", rank=0"), ("key_terms", ""))
-        ),
-        *(
-            f'updates.plot("{name}", {place}, side="target")'
+            f'updates.plot("{name}_of_target", {place})'
             for name in ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
         ),
         *(f'focus.plot("{name}", {place})' for name in ("self_focus", "first_focus", "concentration")),
     ]
     opened_full.select_option("#split", "means")
-    assert opened_full.inner_text("#score-shares-section code").startswith('scores(centre="mean").plot(')
+    assert opened_full.inner_text("#score-shares-section code").startswith('scores(centre="mean").show(')
 
 
 def test_a_page_begins_where_it_is_told_to(chromium: Any, page_html: str, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_figure_1_shows_the_shares_and_its_call_makes_them(opened_weighted: Any,
     assert call == 'acts.show("pattern", view="attention_pattern")'
     opened_weighted.select_option("#measure", "relative")
     call = opened_weighted.inner_text("#attention-map-section code")
-    assert call == 'scores.plot("attention_map", layer=5, head=2, measure="relative")'
+    assert call == 'scores.plot("attention_map_relative", layer=5, head=2)'
 
 
 def test_without_norms_there_is_no_such_choice(page_html: str, html: str) -> None:

@@ -212,10 +212,8 @@ def test_rows_and_other_facts_of_a_difference() -> None:
         (result("focus", "others") - other).by_row("entropy")
     np.testing.assert_array_equal(maps.shown(found.plot("self_focus")), found.self_top.numpy())
     updates = result("updates", "hooked") - result("updates", "plain")
-    np.testing.assert_array_equal(
-        maps.shown(updates.plot("magnitude", side="target")), updates.target_magnitude.numpy()
-    )
-    assert "has the figures" in refused(lambda: updates.plot("magnitude_by_position"))
+    np.testing.assert_array_equal(maps.shown(updates.plot("target_magnitude")), updates.target_magnitude.numpy())
+    assert "must be one of magnitude, orientation" in refused(lambda: updates.plot("magnitude_by_position"))
     torch.testing.assert_close(
         updates.blocks["cancellation"].mean,
         result("blocks", "hooked")["cancellation"].mean - result("blocks", "plain")["cancellation"].mean,

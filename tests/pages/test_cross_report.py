@@ -92,7 +92,7 @@ def test_figures_of_cross_attention_are_of_the_run_and_of_real_tokens(text: int)
     order = np.argsort(-view.scores, axis=-1)
     assert view.ranked_key.shape[-1] == min(10, keys)
     np.testing.assert_array_equal(view.ranked_key, order[..., : view.ranked_key.shape[-1]])
-    figure = split.plot("attention_map", layer=1, head=2, sequence=text)
+    figure = split.plot("attention_map", layer=1, head=2, text=text)
     heat, *marks = figure.data
     assert (len(heat.y), len(heat.x)) == (queries, keys)
     assert [mark.meta for mark in marks] == ["first", "last", "other"]
@@ -100,7 +100,7 @@ def test_figures_of_cross_attention_are_of_the_run_and_of_real_tokens(text: int)
     for mark, wanted in zip(marks, ({0}, {keys - 1}, set(range(1, keys - 1))), strict=True):
         assert {int(label.split()[0]) for label in mark.x} == {key for key in top.values() if key in wanted}
     for name in ("score_shares", "row_ledger", "key_terms", "dimensions"):
-        split.plot(name, layer=1, head=2, sequence=text)
+        split.plot(name, layer=1, head=2, text=text)
 
 
 def test_figures_2_and_3_of_torchs_transformer_against_its_weights() -> None:

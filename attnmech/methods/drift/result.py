@@ -248,32 +248,35 @@ class ResidualDrift(DriftByToken):
         *,
         layer: int | None = None,
         head: int | None = None,
-        token: int | None = None,
+        query: int | None = None,
+        key: int | None = None,
         text: int = 0,
     ) -> "go.Figure":
         """Draws cosine, rank or churn over the layers, for one token of a text or for all tokens; returned, not shown.
 
         "nearest" draws the table of the rows nearest to one token (by default the first ordinary token), layer by
-        layer. `token` is a position in the text. For a corpus, and for several texts if no `token` is chosen, the lines
-        are types of token, with intervals over texts.
+        layer. `query` is the token's position in the text. For a corpus, and for several texts if no token is chosen,
+        the lines are types of token, with intervals over texts.
         """
         require_no_head(layer, head)
+        if key is not None:
+            raise InputError("a token's drift has no key; leave out `key`.")
         figure = "cosine" if figure is None else option("figure", figure, self.FIGURES)
         if figure == NEAREST:
-            place = self._place(text, self._first(text) if token is None else token)[1]
+            place = self._place(text, self._first(text) if query is None else query)[1]
             return nearest_chart(drift_numbers(self, text)).figure(query=self._real(text).index(place))
         label, log = self._label(figure), figure == "rank"
         order = sorted(range(len(self.layers)), key=lambda place: self.layers[place])
         layers = [self.layers[place] for place in order]
         baselines = self._baselines(order) if figure == "cosine" else {}
-        if token is None and (not self.tokens or len(self.tokens) > 1):
+        if query is None and (not self.tokens or len(self.tokens) > 1):
             names, values, low, high = self._lines_of_types(figure, order)
             return lines_by_layer(
                 values, layers, names, label=label, low=low, high=high, baselines=baselines, logarithmic=log
             )
-        text, _ = self._place(text, 0 if token is None else token)
+        text, _ = self._place(text, 0 if query is None else query)
         real = self._real(text)
-        places = real if token is None else [self._place(text, token)[1]]
+        places = real if query is None else [self._place(text, query)[1]]
         rows = self.by_token(figure)[order][:, text][:, places].T.numpy()
         names = [f"{real.index(place)} {shorten(visible_token(self.tokens[text][place]))}" for place in places]
         return lines_by_layer(rows, layers, names, label=label, baselines=baselines, logarithmic=log)
@@ -327,8 +330,8 @@ class ResidualDrift(DriftByToken):
                     f"For token {first}, {quoted(token)}, in each layer: the number of rows more "
                     "similar to its stream than its own row, and the nearest rows, nearest first, with its own row in "
                     "bold.",
-                    {"drift-nearest": self.plot(NEAREST, token=first)},
-                    f'drift.plot("{NEAREST}", token={first})',
+                    {"drift-nearest": self.plot(NEAREST, query=first)},
+                    f'drift.plot("{NEAREST}", query={first})',
                 )
             )
         return [replace(made[0], finding=self.verdicts().lead, caveat=self._caveat), *made[1:]]

@@ -95,7 +95,7 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
         "another.",
         caveat="Residual streams of one layer point in similar directions, so compare each cosine with its baselines.",
         figures=charts,
-        call=f'{call}.plot("cosine", token={{query}})',
+        call=f'{call}.plot("cosine", query={{query}})',
         rounding=f"cosines and churn of tokens are off by at most {bound(rounded)}" if rounded else "",
     )
 

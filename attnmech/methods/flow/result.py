@@ -340,16 +340,16 @@ class AttentionFlow(PagedResult):
         whole = self.maps[:, None] if self.head_maps is None else self.head_maps.clamp_min(0)
         return whole / whole.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(whole.dtype).tiny)
 
-    def show(self, *, layer: int | None = None, head: int = 0, view: str = "model") -> View:
-        """Shows the shares in a view of attention: "model", "sentence" or "token_graph", as in `Activations.show`."""
-        make = VIEWS[option("view", view, VIEWS)]
+    def show(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> View:
+        """Shows the shares in a view of attention: "model" (the default), "sentence" or "token_graph"."""
+        make = VIEWS["model" if figure is None else option("figure", figure, VIEWS)]
         rows = list(range(len(self.layers))) if layer is None else [self._row(layer)]
         shares = self.shares[rows]
         return make(
             shares.float().numpy(),
             list(self.tokens),
             layers=[self.layers[row] for row in rows],
-            head=index_of("head", head, shares.shape[1]),
+            head=index_of("head", 0 if head is None else head, shares.shape[1]),
             sums_to_one=False,
             measure=_MEASURES[self.method],
             title=f"{_TITLES[self.method]}, rows divided by their sums",

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...basics.arguments import flag, index_of, member, pairs_of, shown, whole_number
+from ...basics.arguments import flag, index_of, member, option, pairs_of, shown, whole_number
 from ...basics.fields import check_layers, check_rows
 from ...basics.public import public
 from ...draw.figure_page import in_notebook_output
@@ -302,7 +302,7 @@ class SourceDecomposition(Result):
         query: int | None = None,
         key: int | None = None,
         *,
-        sequence: int = 0,
+        text: int = 0,
         contrast: bool = False,
     ) -> Float[Tensor, "source_q source_k"]:
         """What each pair of sources adds to the score of one cell, or to the mean over cells.
@@ -313,7 +313,7 @@ class SourceDecomposition(Result):
         """
         part, place = self._head(layer, head)
         flag("contrast", contrast)
-        cells = part.with_choice(place) if query is None else self._cell(part, place, query, key, sequence)
+        cells = part.with_choice(place) if query is None else self._cell(part, place, query, key, text)
         return part.pairs(place, cells, contrast=contrast)
 
     def pairs(
@@ -324,14 +324,14 @@ class SourceDecomposition(Result):
         key: int | None = None,
         *,
         top: int = 10,
-        sequence: int = 0,
+        text: int = 0,
         contrast: bool = False,
     ) -> pd.DataFrame:
         """The pairs of sources that add or subtract most, strongest first: source_q, source_k, contribution.
 
         Contributions are those of `matrix`, of one cell or, without `query`, of the mean over cells.
         """
-        values = self.matrix(layer, head, query, key, sequence=sequence, contrast=contrast)
+        values = self.matrix(layer, head, query, key, text=text, contrast=contrast)
         names = self.labels_of(layer)
         numbers = _largest(values.flatten().abs(), whole_number("top", top, least=1))
         return pd.DataFrame(
@@ -342,29 +342,31 @@ class SourceDecomposition(Result):
             columns=["source_q", "source_k", "contribution"],
         )
 
+    FIGURES = ("query_key", "contrast")
+
     def plot(
         self,
+        figure: str | None = None,
         *,
         layer: int | None = None,
         head: int | None = None,
         query: int | None = None,
         key: int | None = None,
-        top: int = 12,
-        sequence: int = 0,
-        contrast: bool = False,
+        text: int = 0,
     ) -> "go.Figure":
-        """Draws `matrix` for the `top` sources with the largest pairs at the query, and as many at the key.
+        """Draws `matrix` ("query_key", the default, or "contrast") for the 12 sources with the largest pairs at the
+        query, and as many at the key.
 
         By default, that of the first head decomposed. All other sources are added up in one row and one column, so that
         the map sums to the score.
         """
+        name = "query_key" if figure is None else option("figure", figure, self.FIGURES)
         layer = self.layers[0] if layer is None else layer
         head = self._part(layer).heads[0] if head is None else head
-        values = self.matrix(layer, head, query, key, sequence=sequence, contrast=contrast)
-        label = "contrast" if contrast else "query_key"
-        return pair_map(values.cpu(), self.labels_of(layer), top=whole_number("top", top, least=1), label=label)
+        values = self.matrix(layer, head, query, key, text=text, contrast=name == "contrast")
+        return pair_map(values.cpu(), self.labels_of(layer), top=_DRAWN, label=name)
 
-    def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
+    def explain(self, layer: int, head: int, query: int, key: int | None = None, *, text: int = 0) -> str:
         """Says in one line how far the key's score exceeds the row's mean, and which pairs of sources contribute most.
 
         All numbers are relative to the mean over the keys that the row sees. A share is a pair's contribution divided
@@ -372,8 +374,8 @@ class SourceDecomposition(Result):
         query_key is not positive.
         """
         part, place = self._head(layer, head)
-        here = self._cell(part, place, query, key, sequence)
-        words, seen = self.tokens[sequence], int(part.keys_seen[here])
+        here = self._cell(part, place, query, key, text)
+        words, seen = self.tokens[text], int(part.keys_seen[here])
         where = f"L{layer}H{head} at {query} {quoted(words[query])}"
         if seen == 1:
             return f"{where} sees only one key, so its attention is fixed"
@@ -442,7 +444,7 @@ class SourceDecomposition(Result):
             "Each cell is a pair of sources: what it adds to the score, minus its mean over the keys of the row, "
             "averaged over cells."
         )
-        figures = {"pairs": self.plot(layer=layer, head=head, contrast=True)}
+        figures = {"pairs": self.plot("contrast", layer=layer, head=head)}
         return in_notebook_output(
             title=f"Sources of the scores of {self.provenance.short_name}",
             lead=repr(self),
@@ -470,13 +472,13 @@ class SourceDecomposition(Result):
         return part, part.heads.index(member("head", head, part.heads, f"those decomposed in layer {layer}"))
 
     def _cell(
-        self, part: SourceParts, place: int, query: int, key: int | None, sequence: int
+        self, part: SourceParts, place: int, query: int, key: int | None, text: int
     ) -> Bool[Tensor, "batch cell"]:
         """Returns a mask that is True at the selected cell."""
         length = len(self.tokens[0])
         query = index_of("query", query, length)
-        sequence = index_of("sequence", sequence, len(self.tokens), f"{len(self.tokens)} texts were run")
-        key_at = part.key_at[sequence, place]
+        text = index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")
+        key_at = part.key_at[text, place]
         at_cell = (part.query_at == query) & (key_at >= 0)
         if key is not None:
             at_cell &= key_at == index_of("key", key, length)
@@ -487,13 +489,16 @@ class SourceDecomposition(Result):
         if there == 0:
             wanted = f"({query}, {key})" if key is not None else f"({query}, ...)"
             raise InputError(
-                f"this result has no cell {wanted} in text {sequence}. Choose a key that the query can see: "
+                f"this result has no cell {wanted} in text {text}. Choose a key that the query can see: "
                 f"am.decompose_by_source(..., cells=[{wanted}])."
             )
         here = torch.zeros_like(part.keys_seen, dtype=torch.bool)
-        here[sequence] = at_cell
+        here[text] = at_cell
         return here
 
+
+_DRAWN: Final = 12
+"""The number of sources at the query, and at the key, in a map of pairs."""
 
 _NAMED: Final = 3
 """The number of pairs of sources that `explain` names."""

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -23,7 +22,7 @@ from ...draw.embed import View
 from ...draw.figure_page import in_notebook_output
 from ...draw.head_picker import head_picker
 from ...draw.heads import HeadNumber, PageHeads
-from ...draw.html_file import returns_page, write_page
+from ...draw.html_file import WritesHtml, returns_page
 from ...draw.ledger import ROW_READING, row_ledger, widest_row
 from ...draw.numbers import ScoreNumbers, TableRow
 from ...draw.page import Page, render_page
@@ -41,7 +40,7 @@ from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.mean_qk import MeanQK
 from .figures import key_terms_chart, score_shares_chart
-from .section import score_sections
+from .section import LEDGERS, MAPS, score_sections
 from .terms_of_scores import SplitScores
 from .wavelength_figures import dimension_bars
 
@@ -168,98 +167,98 @@ class _Ledgers:
 
 
 @dataclass(frozen=True, repr=False)
-class ScoreDecomposition(SplitScores):
+class ScoreDecomposition(WritesHtml, SplitScores):
     """Attention scores as a sum of terms, with the proof that they add up.
 
     Scores are in the units of the softmax's input (natural log-odds).
     """
 
-    FIGURES = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
+    FIGURES = (*MAPS, "score_shares", "key_terms", *LEDGERS, "dimensions")
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         return {"layer": self.layers[0], "head": 0, **super()._figure_place(*figure, **options)}
 
     def plot(
         self,
-        figure: str = "score_shares",
+        figure: str | None = None,
         *,
         layer: int | None = None,
-        head: int = 0,
-        rank: int = 0,
+        head: int | None = None,
         query: int | None = None,
         key: int | None = None,
-        sequence: int = 0,
-        measure: str = "score",
-        against: str = "zero",
+        text: int = 0,
     ) -> "go.Figure":
         """A figure of one head; returned, not shown.
 
-        Figures: `attention_map` (figure 1), `score_shares` (figure 2), `key_terms` (figure 3), `row_ledger` (the sum
-        of terms in one row) and `dimensions` (the score of one pair, dimension by dimension of the head). `query` is
-        the token whose row is shown, by default the last real token; `key` is the other token of the pair, by default
-        the key with the highest probability. `measure` selects what the cells of figure 1 show: "score", "relative"
-        (minus the row's highest) or "probability". `against` selects the baseline of a row's terms: "zero", the row's
-        "mean", or the "runner_up", the key with the second highest probability.
+        Figures: `attention_map` (figure 1; `attention_map_relative` shows scores minus the row's highest,
+        `attention_map_probability` probabilities), `score_shares` (figure 2, of each row's highest score; the default),
+        `key_terms` (figure 3), `row_ledger` (the sum of terms in one row; `row_ledger_mean` minus the row's mean,
+        `row_ledger_runner_up` minus the key with the second highest probability) and `dimensions` (the score of one
+        pair, dimension by dimension of the head). `query` is the token whose row is shown, by default the last real
+        token; `key` is the other token of the pair, by default the key with the highest probability.
         """
+        figure = "score_shares" if figure is None else option("figure", figure, self.FIGURES)
         index = 0 if layer is None else self._index(layer)
-        option("figure", figure, self.FIGURES)
-        rank = index_of("rank", rank, len(self.key_tokens[0]), "0 is the highest score")
         heads = self.residual.shape[1]
-        head = index_of("head", head, heads, f"this model has {heads} heads in each layer")
-        view = self.select([self.layers[index]]).numbers(sequence, ranks=rank + 1)
+        head = 0 if head is None else index_of("head", head, heads, f"this model has {heads} heads in each layer")
+        view = self.select([self.layers[index]]).numbers(text, ranks=1)
         length = len(view.tokens)
         query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
         row, others = (0, head, query), view.keys or None
         if figure == "dimensions":
             key = int(view.pattern[row].argmax()) if key is None else index_of("key", key, len(view.key_tokens))
-            return self._dimension_bars(self.layers[index], head, query, key, sequence, view)
-        if figure == "row_ledger":
-            terms = view.terms_of_row(*row)
+            return self._dimension_bars(self.layers[index], head, query, key, text, view)
+        if figure in LEDGERS:
+            terms, against = view.terms_of_row(*row), LEDGERS[figure]
             return row_ledger(
                 terms, view.scores[row], view.pattern[row], view.tokens, query=query, against=against, keys=others
             )
-        if figure == "attention_map":
+        if figure in MAPS:
             scores, pattern = view.scores[0, head], view.pattern[0, head]
-            return attention_map(scores, view.tokens, measure=measure, pattern=pattern, keys=others)
+            return attention_map(scores, view.tokens, measure=MAPS[figure], pattern=pattern, keys=others)
         if figure == "key_terms":
             return key_terms_chart(view.key_terms, view.key_tokens).figure(layer=0, head=head)
-        index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         chart = score_shares_chart(view.ranked_share, view.ranked_key, view.tokens, others)
-        return chart.figure(layer=0, head=head, rank=rank)
+        return chart.figure(layer=0, head=head, rank=0)
 
-    def show(self, figure: str = "row_ledger", *, layer: int | None = None, head: int = 0, **options: Any) -> View:
-        """Shows a figure of `plot` with controls for the layer and the head; `options` are those of `plot`.
+    def show(
+        self,
+        figure: str | None = None,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int | None = None,
+        key: int | None = None,
+        text: int = 0,
+    ) -> View:
+        """Shows a figure of `plot`, by default "row_ledger", with controls for the layer and the head.
 
-        "score_shares" also has a control for the rank of the key in its row, from 0, the highest score, to 9; `rank` is
-        the first one shown.
+        "score_shares" also has a control for the rank of the key in its row, from 0, the highest score, to 9.
 
         >>> split.show(layer=2, head=6, query=5)      # doctest: +SKIP
-        >>> split.show("score_shares", rank=1)        # doctest: +SKIP
 
         The view holds the figures of all heads. With many layers and a long text, show some of the layers:
         `split.select([0, 1]).show()`.
         """
-        first = self.layers[0 if layer is None else self._index(layer)]
-        heads = range(self.residual.shape[1])
+        figure, heads = "row_ledger" if figure is None else figure, range(self.residual.shape[1])
         choices: dict[str, Sequence[int]] = {"layer": self.layers, "head": heads}
-        chosen = {"layer": first, "head": index_of("head", head, len(heads))}
-        figure_of: Callable[..., Any] = partial(self.plot, figure, **options)
+        chosen = {"layer": self.layers[0 if layer is None else self._index(layer)]}
+        chosen["head"] = 0 if head is None else index_of("head", head, len(heads))
+        figure_of: Callable[..., Any] = partial(self.plot, figure, query=query, key=key, text=text)
         if figure == "score_shares":
-            figure_of(**chosen)  # raises for options that it does not take
-            rank = options.get("rank", 0)
-            view = self.numbers(options.get("sequence", 0), ranks=max(RANKS, rank + 1))
+            view = self.numbers(text, ranks=RANKS)
             chart = score_shares_chart(view.ranked_share, view.ranked_key, view.tokens, view.keys or None)
-            choices, chosen = choices | {"rank": range(view.ranked_key.shape[3])}, chosen | {"rank": rank}
+            choices, chosen = choices | {"rank": range(view.ranked_key.shape[3])}, chosen | {"rank": 0}
             figure_of = partial(_values_at, chart, self.layers)
         return head_picker(
             figure_of,
             choices,
             chosen=chosen,
             title=figure.replace("_", " ").capitalize(),
-            reading=ROW_READING if figure == "row_ledger" else "",
+            reading=ROW_READING if figure in LEDGERS else "",
         ).of_model(self.provenance.model)
 
-    def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
+    def explain(self, layer: int, head: int, query: int, key: int | None = None, *, text: int = 0) -> str:
         """Writes the score of a pair as the sum of its terms in one line, with its probability.
 
         >>> print(split.explain(2, 6, query=15, key=4))      # doctest: +SKIP
@@ -270,14 +269,14 @@ class ScoreDecomposition(SplitScores):
             head: the head.
             query: the position of the query token.
             key: the position of the key token; by default the key with the highest probability.
-            sequence: which text.
+            text: which text.
 
         Raises:
             InputError: for a layer, head or position that does not exist, and for a key that the query cannot see.
 
         """
         index = self._index(layer)
-        view = self.select([self.layers[index]]).numbers(sequence)
+        view = self.select([self.layers[index]]).numbers(text)
         head = index_of("head", head, view.scores.shape[1])
         query = index_of("query", query, len(view.tokens))
         row = (0, head, query)
@@ -296,22 +295,22 @@ class ScoreDecomposition(SplitScores):
         )
 
     def _dimension_bars(
-        self, layer: int, head: int, query: int, key: int, sequence: int, view: "ScoreNumbers"
+        self, layer: int, head: int, query: int, key: int, text: int, view: "ScoreNumbers"
     ) -> "go.Figure":
         """Draws `dimension_bars` for two of the text's real tokens."""
-        here = self.real[sequence].nonzero()[:, 0]
-        at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
-        frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), sequence)
+        here = self.real[text].nonzero()[:, 0]
+        at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else here
+        frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), text)
         q, k, product, turns = (column.to_numpy() for _, column in frame.items())
         query_label, key_label = token_labels(view.tokens)[query], token_labels(view.key_tokens)[key]
         title = f"L{layer}H{head}: query {query_label}, key {key_label}, together {signed(product.sum(), '.3f')}"
         return dimension_bars(q, k, product, turns, title=title)
 
     @returns_page
-    def to_html(self, *, sequence: int = 0) -> str:
-        """Returns an offline page with figures 1 to 3 of every head on one text; `write_html(path)` saves that page."""
+    def to_html(self) -> str:
+        """Returns an offline page with figures 1 to 3 of every head on the first text; `write_html(path)` saves it."""
         worst = float(self.residual[list(self.layers)].max())
-        view = self.numbers(sequence)
+        view = self.numbers()
         shown = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")'
         return render_page(
             Page(
@@ -327,10 +326,6 @@ class ScoreDecomposition(SplitScores):
                 start=(view.layers[0], 0, widest_row(view.scores[0, 0], view.pattern[0, 0])),
             )
         )
-
-    def write_html(self, path: str | Path, *, sequence: int = 0) -> Path:
-        """Writes the page of `to_html` to a file, completely or not at all; returns the path."""
-        return write_page(path, lambda: self.to_html(sequence=sequence))
 
     def _repr_html_(self) -> str:
         """All heads as maps, above the table; only the table if keys are not tokens or are too many for a view."""

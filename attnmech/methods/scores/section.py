@@ -19,11 +19,24 @@ from ...draw.style import marks_of, term_style
 from ...draw.text import bound, percent, signed
 from .figures import bars_chart, key_terms_chart, triangle_chart
 
+MAPS: Final = {f"attention_map{'' if measure == 'score' else f'_{measure}'}": measure for measure in MEASURES}
+"""What the cells of each map of a head show."""
+LEDGERS: Final = {f"row_ledger{'' if name == 'zero' else f'_{name}'}": name for name in REFERENCES}
+"""The reference that is subtracted from the terms in each ledger of a row."""
+
 MEASURE: Final = Choice(
-    "measure", "Cells show", tuple(MEASURES), ("the score", "the score minus its row's highest", "the probability")
+    "measure",
+    "Cells show",
+    tuple(MEASURES),
+    ("the score", "the score minus its row's highest", "the probability"),
+    in_calls=tuple(MAPS),
 )
 AGAINST: Final = Choice(
-    "against", "Terms shown", tuple(REFERENCES), ("minus the row's mean", "as computed", "minus the runner-up's")
+    "against",
+    "Terms shown",
+    tuple(REFERENCES),
+    ("minus the row's mean", "as computed", "minus the runner-up's"),
+    in_calls=tuple(LEDGERS),
 )
 
 WEIGHT: Final = Choice(
@@ -63,18 +76,17 @@ def score_sections(
     weighted = view.value_norms is not None
     shown = shown.replace("{weight}", "{weight}" if weighted else "None")
     attention = attention_chart(view.scores, view.pattern, view.value_norms, tokens=tokens, keys=keys, nouns=nouns)
-    measured = plotted("attention_map", 'measure="{measure}"')
     in_view = shown.replace("{figure}", "attention_pattern").replace("{weight}", '"value"')
     measure = replace(
         MEASURE,
         values=(*MEASURE.values, VALUE),
         words=(*MEASURE.words, "the value-weighted share"),
-        in_calls=(*(measured.replace("{measure}", measure) for measure in MEASURES), in_view),
+        in_calls=(*map(plotted, MAPS), in_view),
     )
     lines = (
         f"Lines between {nouns.tokens}" if nouns.keys is None else f"Lines from {nouns.tokens} to {nouns.keys.tokens}"
     )
-    ledger = [_ledger(splits, plotted("row_ledger", "query={query}", 'against="{against}"'))] if view.terms else []
+    ledger = [_ledger(splits, plotted("{against}", "query={query}"))] if view.terms else []
     charts = [attention, *(figure for part in ledger for figure in part.figures.values() if isinstance(figure, Chart))]
     rounded = max(map(error_of, charts))
     exact = f"off by at most {bound(rounded)}" if rounded else "exact"
@@ -105,7 +117,7 @@ def score_sections(
             "model's output depends on it: attention is not explanation.",
             figures={"attention-map": attention},
             tab="look",
-            call="{measure}" if weighted else measured,  # noqa: RUF027 - the page fills it
+            call="{measure}" if weighted else plotted("{measure}"),  # noqa: RUF027 - the page fills it
             choices=(measure if weighted else MEASURE,),
             rounding=f"scores and their terms are {exact}; shares are off by at most 8e-06",
         ),
@@ -151,7 +163,7 @@ def score_sections(
                 "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),
                 "share-bars": bars_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),
             },
-            call=plotted("score_shares", "rank={rank}"),
+            call=f'{call}.show("score_shares", layer={{layer}}, head={{head}})',
             choices=(
                 Choice("rank", "Rank", tuple(range(view.ranked_key.shape[3])), everywhere=True),
                 *([] if other is None else [_split(nouns)]),

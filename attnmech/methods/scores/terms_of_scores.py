@@ -200,33 +200,33 @@ class SplitScores(Result):
         """
         return Wavelengths.of(self.parts, self.real, self.layers, len(self.residual), edges)
 
-    def position_kernel(self, sequence: int = 0, edges: Sequence[float] = EDGES) -> "PositionKernel":
+    def position_kernel(self, text: int = 0, edges: Sequence[float] = EDGES) -> "PositionKernel":
         """Returns each head's position term as a function of distance, and the part of it in each band of wavelengths.
 
         Raises `InputError` for means by position, whose position term is not a function of distance.
         """
-        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
+        text = index_of("text", text, len(self.real), f"{len(self.real)} texts were run")
         if self._crosses:
             raise InputError("cross-attention has no distance between queries and keys, so it has no position kernel.")
         return PositionKernel.of(
-            [parts.of_text(sequence, self.real[sequence].nonzero()[:, 0]) for parts in self.parts],
+            [parts.of_text(text, self.real[text].nonzero()[:, 0]) for parts in self.parts],
             self.layers,
             edges,
             by_position=self.reference is not None and self.reference.by_position,
         )
 
-    def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
+    def dimensions(self, layer: int, head: int, query: int, key: int, text: int = 0) -> pd.DataFrame:
         """Splits one score into a sum over the dimensions of a head: dimension, query, key, product, wavelength.
 
         product = scale · q_d k_d, for query and key as they enter the score. The products add up to the score before
         the model's position bias and soft cap. `wavelength` is in tokens per turn, infinite without rotation.
         """
         parts = self.parts[self._index(layer)]
-        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
+        text = index_of("text", text, len(self.real), f"{len(self.real)} texts were run")
         head = index_of("head", head, self.residual.shape[1])
         query = index_of("query", query, self.real.shape[1])
         key = index_of("key", key, len(self.key_tokens[0]))
-        q, k = parts.query[sequence, head, query], parts.key[sequence, head, key]
+        q, k = parts.query[text, head, query], parts.key[text, head, key]
         turns = q.new_full(q.shape, torch.inf) if parts.wavelengths is None else parts.wavelengths
         columns = {"query": q, "key": k, "product": parts.scale * q * k, "wavelength": turns}
         rows = {name: value.cpu().double().tolist() for name, value in columns.items()}
@@ -314,7 +314,7 @@ class SplitScores(Result):
 
     def numbers(
         self,
-        sequence: int = 0,
+        text: int = 0,
         ranks: int = 10,
         *,
         pattern: Float[Tensor, "layer head query key"] | None = None,
@@ -326,19 +326,19 @@ class SplitScores(Result):
         input and its positions in notes and figures.
         """
         ranks = whole_number("ranks", ranks, least=1)
-        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
+        text = index_of("text", text, len(self.real), f"{len(self.real)} texts were run")
         if self.tokens != self.key_tokens and not self._crosses:
             raise InputError(
                 "figures 1 to 3 show attention among tokens; here some keys are not tokens. Use .to_frame(), or "
                 'model.run(..., points=["pattern"]).show("pattern").'
             )
-        here = self.real[sequence].nonzero()[:, 0]
-        at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
-        tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
-        keys = tuple(self.key_tokens[sequence][place] for place in at_keys.tolist())
-        notes = (*self._notes(sequence, nouns), *(self._softmax_note if pattern is None else ()))
+        here = self.real[text].nonzero()[:, 0]
+        at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else here
+        tokens = tuple(self.tokens[text][place] for place in here.tolist())
+        keys = tuple(self.key_tokens[text][place] for place in at_keys.tolist())
+        notes = (*self._notes(text, nouns), *(self._softmax_note if pattern is None else ()))
         return score_numbers(
-            [parts.of_text(sequence, here, at_keys) for parts in self.parts],
+            [parts.of_text(text, here, at_keys) for parts in self.parts],
             layers=self.layers,
             tokens=tokens,
             keys=keys if self._crosses else (),
@@ -353,15 +353,15 @@ class SplitScores(Result):
         """Whether queries and keys are tokens of two texts, which may be equal."""
         return self.provenance.options.get("stack") == "cross"
 
-    def keys_seen(self, sequence: int) -> Bool[Tensor, " key"]:
+    def keys_seen(self, text: int) -> Bool[Tensor, " key"]:
         """The keys of a text that at least one of its tokens can see: all except padding."""
-        return _seen(self.parts[0], self.real)[sequence].any(dim=0).any(dim=0)
+        return _seen(self.parts[0], self.real)[text].any(dim=0).any(dim=0)
 
-    def _notes(self, sequence: int, nouns: Nouns) -> tuple[str, ...]:
+    def _notes(self, text: int, nouns: Nouns) -> tuple[str, ...]:
         """Notes on how the scores are split and on what the figures leave out."""
         if self.reference is None:
             return _notes(self.parts[0], nouns, crosses=self._crosses)
-        note = self.reference.note(sequence, nouns)
+        note = self.reference.note(text, nouns)
         if "position" in names_along_row(self.parts):
             return (note,)
         return (

@@ -295,19 +295,21 @@ class SegmentAttention(SegmentMeans):
         row, place = self._shown(options.get("layer"), options.get("head"), options.get("text", 0))
         return {"layer": self.layers[row], "head": place}
 
-    def show(self, *, view: str = "sentence", layer: int | None = None, head: int = 0, text: int = 0) -> View:
+    def show(
+        self, figure: str | None = None, *, layer: int | None = None, head: int | None = None, text: int = 0
+    ) -> View:
         """Shows lines between segments ("sentence") or small maps of all heads ("model"), for a notebook or a page.
 
         `layer` shows one layer; by default, all measured layers are shown.
         """
         views = {"sentence": sentence_view, "model": model_view}
-        make = views[option("view", view, views)]
+        make = views["sentence" if figure is None else option("figure", figure, views)]
         rows = list(range(len(self.layers))) if layer is None else [self._place_of(layer)]
         return make(
             self.mass(text)[rows].float().numpy(),
             [segment.strip() or segment for segment in self.segments_of(text)],
             layers=[self.layers[row] for row in rows],
-            head=index_of("head", head, self.state["mass"].shape[1]),
+            head=index_of("head", 0 if head is None else head, self.state["mass"].shape[1]),
             sums_to_one=False,
             title=f"Attention between {self._things}",
         ).of_model(self.provenance.model)

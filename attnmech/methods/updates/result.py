@@ -23,7 +23,7 @@ from ...basics.public import public
 from ...batch import Batch
 from ...draw.embed import View
 from ...draw.head_picker import head_picker
-from ...draw.numbers import Side, UpdateNumbers
+from ...draw.numbers import UpdateNumbers
 from ...draw.section import Section
 from ...draw.text import percent, signed
 from ...errors import InputError
@@ -43,6 +43,7 @@ from ...runs.row_means import RowMeans
 from ...runs.stream import stream
 from ...runs.update_sums import BlockStatistics, Towards, UpdateSums
 from . import figures as draw
+from .section import SIDES, SUFFIXES
 
 _ANSWERS: Final = "measure it with am.residual_updates(model, text, answers=[' Tom'])"
 
@@ -136,7 +137,11 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
     """
 
     _MAIN = "magnitude"
-    FIGURES = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
+    FIGURES = tuple(
+        f"{figure}{side}"
+        for side in SUFFIXES
+        for figure in ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
+    )
     _BY_ROW = (*RowMeans._BY_ROW, "top_key", "block_values", "block_valid", "logits", "final_scale")
     _STATE: ClassVar[Mapping[str, Any]] = {
         **RowMeans._STATE,
@@ -220,62 +225,49 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         return BlockUpdates(state=state, **{name: getattr(self, name) for name in shared})
 
     def plot(
-        self,
-        figure: str | None = None,
-        *,
-        layer: int | None = None,
-        side: "Side" = "query",
-        head: int | None = None,
-        sequence: int = 0,
+        self, figure: str | None = None, *, layer: int | None = None, head: int | None = None, text: int = 0
     ) -> "go.Figure":
         """Draws figure 7 (`magnitude`), 8 (`orientation`), 9 (`orientation_by_magnitude`) or 10
         (`magnitude_by_position`).
 
-        The figure shows one layer (the first if `layer` is None) of one text; `side="target"` shows what the value of
-        the most attended key would write, and `head` highlights a head. The figure is returned, not shown. For a
-        difference, figures 7 and 8 are maps of layers × heads; plot the other figures for its two `parts`. `figure` may
-        also be another statistic, such as "along" or "magnitude_at_first", as a map of layers × heads.
+        The figure shows one layer (the first if `layer` is None) of one text; `head` highlights a head. A name that
+        ends in `_of_target`, such as `magnitude_of_target`, shows what the value of the most attended key would write.
+        The figure is returned, not shown. `figure` may also be another statistic, such as "along" or
+        "magnitude_at_first", as a map of layers × heads. A difference has only such maps; plot the other figures for
+        its two `parts`.
         """
         figure = "magnitude" if figure is None else figure
         if self._is_map(figure):
             return self._map(figure, layer, head)
-        if self.parts is not None:
-            return self._difference_figure(figure, side)
-        option("side", side, ("query", "target"))
-        option("figure", figure, dict.fromkeys((*self.FIGURES, *self.STATISTICS, "logit")))
-        place = 0 if layer is None else self._place_of(layer)
-        view = update_numbers(self, sequence)
+        option("figure", figure, dict.fromkeys((*(self.FIGURES if self.parts is None else ()), *self.quantities)))
+        name, of_target, _ = figure.partition(SUFFIXES[1])
+        place, side = 0 if layer is None else self._place_of(layer), SIDES[bool(of_target)]
+        view = update_numbers(self, text)
         magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
         options: dict[str, Any] = {"side": side, "head": head}
-        if figure == "magnitude":
+        if name == "magnitude":
             return draw.of_one_layer(draw.magnitude_histograms_chart, magnitude, **options)
-        if figure == "orientation":
+        if name == "orientation":
             return draw.of_one_layer(draw.orientation_histograms_chart, orientation, **options)
         options |= {"attended": view.attended[place], "tokens": view.tokens}
-        if figure == "orientation_by_magnitude":
+        if name == "orientation_by_magnitude":
             return draw.of_one_layer(draw.orientation_by_magnitude_chart, magnitude, orientation, **options)
         return draw.of_one_layer(draw.magnitude_by_position_chart, magnitude, **options)
 
     def show(
-        self,
-        figure: str = "magnitude",
-        *,
-        layer: int | None = None,
-        side: "Side" = "query",
-        head: int | None = None,
-        sequence: int = 0,
+        self, figure: str | None = None, *, layer: int | None = None, head: int | None = None, text: int = 0
     ) -> View:
-        """Shows a figure of `plot` about one layer with a control for the layer; the other arguments are those of
-        `plot`.
+        """Shows a figure of `plot` about one layer, by default "magnitude", with a control for the layer.
 
-        >>> updates.show("orientation", layer=2, side="target")      # doctest: +SKIP
+        >>> updates.show("orientation_of_target", layer=2)      # doctest: +SKIP
 
         The view holds the figures of all layers measured.
         """
-        if self.parts is not None or self._is_map(figure):
+        figure = "magnitude" if figure is None else figure
+        if self._is_map(figure):
             raise InputError("this figure is a map of all layers, without a layer to choose; use .plot().")
         return head_picker(
-            partial(self.plot, figure, side=side, head=head, sequence=sequence),
+            partial(self.plot, figure, head=head, text=text),
             {"layer": self.layers},
             chosen={"layer": self.layers[0 if layer is None else self._place_of(layer)]},
             title=figure.replace("_", " ").capitalize(),
@@ -283,22 +275,13 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         ).of_model(self.provenance.model)
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
-        of_all = self.parts is not None or any(map(self._is_map, (*figure, options.get("figure"))))
-        first = {} if of_all else {"layer": self.layers[0]}
+        of_all = any(map(self._is_map, (*figure, options.get("figure"))))
+        first = {} if of_all or self.parts is not None else {"layer": self.layers[0]}
         return {**first, **super()._figure_place(*figure, **options)}
 
     def _is_map(self, figure: str | None) -> bool:
         """Whether the figure is a map of layers × heads."""
-        return figure in {*self.STATISTICS, "logit"} and figure not in self.FIGURES
-
-    def _difference_figure(self, figure: str, side: str) -> "go.Figure":
-        statistic = figure if side == "query" else f"{side}_{figure}"
-        if figure not in ("magnitude", "orientation") or statistic not in STATISTICS:
-            raise InputError(
-                'a difference has the figures "magnitude" and "orientation", and the sides "query" and "target"; '
-                f"got {figure!r} and {side!r}. For other figures, plot its two results, `parts`."
-            )
-        return self._map(statistic)
+        return figure in self.quantities and (self.parts is not None or figure not in self.FIGURES)
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:

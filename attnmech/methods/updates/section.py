@@ -23,7 +23,12 @@ from .figures import (
 
 SIDES: Final[tuple[Side, ...]] = ("query", "target")
 
-SIDE: Final = Choice("side", "Update", SIDES, tuple(f"{side} side" for side in SIDES), everywhere=True)
+SUFFIXES: Final = ("", "_of_target")
+"""How the name of a figure ends, for each side."""
+
+SIDE: Final = Choice(
+    "side", "Update", SIDES, tuple(f"{side} side" for side in SIDES), in_calls=SUFFIXES, everywhere=True
+)
 
 
 def _what_a_side_is(nouns: Nouns) -> dict[str, str]:
@@ -50,7 +55,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
     by_magnitude = orientation_by_magnitude_chart(magnitude, orientation, SIDES, **points)
 
     def plotted(figure: str) -> str:
-        return f'{call}.plot("{figure}", layer={{layer}}, head={{head}}, side="{{side}}")'
+        return f'{call}.plot("{figure}{{side}}", layer={{layer}}, head={{head}})'
 
     return [
         Section(

@@ -379,11 +379,11 @@ def test_it_is_one_of_several_reducers() -> None:
 def test_figures_show_what_was_measured() -> None:
     model = models.demo()
     drift = am.residual_drift(model, "Anna gave <b>$x$ an old anchor.")
-    figure = drift.plot("cosine", token=1)
+    figure = drift.plot("cosine", query=1)
     assert np.allclose(figure.data[0].y, drift.by_token("cosine")[:, 0, 1])
     assert {trace.name for trace in figure.data[1:]} == {"two tokens of a text", "any row of the vocabulary"}
     assert np.allclose(figure.data[1].y, drift.anisotropy)
-    ranks = drift.plot("rank", token=2)
+    ranks = drift.plot("rank", query=2)
     assert np.allclose(ranks.data[0].y, drift.by_token("rank")[:, 0, 2] + 1)
     assert ranks.layout.yaxis.type == "log"
     whole = drift.plot("churn")
@@ -398,7 +398,8 @@ def test_figures_show_what_was_measured() -> None:
     assert np.allclose(by_type["content word"].error_y.array, high - corpus.of_types("content word")["cosine"].mean)
     geometric = {trace.name: trace for trace in corpus.plot("rank").data}
     assert np.allclose(geometric["content word"].y, 10 ** corpus.of_types("content word")["log_rank"].mean)
-    assert set(drift.section.figures) == {"drift-cosine", "drift-rank", "drift-churn"}
+    pictures = [name for section in corpus._sections() for name in section.figures]
+    assert pictures == ["drift-cosine", "drift-rank", "drift-churn"]
     values = np.linspace(0, 1, 60)[:, None] * np.array([[0.0, 1.0]])
     figure = lines_by_layer(values, [0, 1], [f"{number} t" for number in range(60)], label="cosine")
     assert [trace.name for trace in figure.data if trace.showlegend] == [f"{number} t" for number in range(54, 60)]
@@ -471,7 +472,7 @@ def test_encoder_and_decoder(name: str, stack: str) -> None:
 
 def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tmp_path: Path) -> None:
     drift = am.residual_drift(models.demo(), "Anna<b> gave an old anchor to Tom.")
-    for token, figure in ((1, drift.plot("nearest")), (6, drift.plot("nearest", token=6))):
+    for token, figure in ((1, drift.plot("nearest")), (6, drift.plot("nearest", query=6))):
         nearest = drift.nearest(0, token, 4)
         cells = figure.data[0].cells["values"]
         assert list(cells[0]) == nearest.layer.tolist()
@@ -484,7 +485,7 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
                 )
                 assert said.startswith("<b>") == bold
     page = drift.write_html(tmp_path / "page.html").read_text()
-    assert "Vocabulary rows nearest to token 1" in page and "drift.plot(&#34;nearest&#34;, token=1)" in page
+    assert "Vocabulary rows nearest to token 1" in page and "drift.plot(&#34;nearest&#34;, query=1)" in page
     assert "<b>" not in page.split("</head>")[1].split("<script")[0]
     corpus = am.residual_drift(models.demo(), iter(["Anna sang."]))
     assert "rows nearest to token" not in corpus.write_html(tmp_path / "corpus.html").read_text()

@@ -112,7 +112,7 @@ def test_shown_and_drawn() -> None:
     for kind in ("rollout", "norm", "norm_residual"):
         flow = am.attention_flow(models.demo(), "Anna sang of <b>shells</b>.", kind)
         torch.testing.assert_close(flow.shares.sum(-1), torch.ones_like(flow.shares[..., 0]))
-        assert flow.show(view="sentence", layer=1).data["heads"] == flow.shares.shape[1]
+        assert flow.show("sentence", layer=1).data["heads"] == flow.shares.shape[1]
         assert "<b>" not in flow.to_html()
 
 
@@ -247,7 +247,7 @@ def test_layers_and_answers() -> None:
 def test_shown_and_said() -> None:
     flow = am.attention_flow(models.demo(), "Anna sang of <b>shells</b>.", "gradient")
     assert flow.head_maps is not None
-    view = flow.show(view="sentence", layer=1, head=2)
+    view = flow.show("sentence", layer=1, head=2)
     assert view.data["words"]["whole"] == "gradient-weighted attention"
     rows = flow.shares.sum(dim=-1)
     assert bool(((rows - 1).abs().lt(1e-5) | (rows == 0)).all())

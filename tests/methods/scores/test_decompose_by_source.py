@@ -202,7 +202,7 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
                     of_query = torch.stack([q[text, query] for q in queries.values()])
                     of_key = torch.stack([k[text, key] - mean_at(k[text], less) for k in keys.values()])
                     expected = scale * of_query @ of_key.T
-                    found = why.matrix(layer, head, query, key, sequence=text, contrast=contrast)
+                    found = why.matrix(layer, head, query, key, text=text, contrast=contrast)
                     assert float((found - expected).abs().max()) <= tolerance_of(name, dtype) * largest
             assert bool((top[:, head][~mask] == -1).all())
 
@@ -229,7 +229,7 @@ def test_the_mean_is_over_the_rows_that_have_a_choice() -> None:
     why = am.decompose_by_source(models.hooked("bloom", F64), inputs)
     rows = [(text, query) for text, query in inputs["attention_mask"].nonzero().tolist() if query > 0]
     for contrast in (False, True):
-        each = [why.matrix(1, 2, query, sequence=text, contrast=contrast) for text, query in rows]
+        each = [why.matrix(1, 2, query, text=text, contrast=contrast) for text, query in rows]
         torch.testing.assert_close(
             why.matrix(1, 2, contrast=contrast), torch.stack(each).mean(0), rtol=1e-12, atol=1e-12
         )
@@ -246,11 +246,11 @@ def test_cells_of_ones_own_are_the_same_cells(name: str) -> None:
     query_key = am.decompose_scores(hooked, ids).terms["query_key"]
     for text in (0, 1):
         for query, key in cells:
-            found = chosen.matrix(1, 0, query, key, sequence=text)
+            found = chosen.matrix(1, 0, query, key, text=text)
             assert float(found.sum()) == pytest.approx(float(query_key[text, 1, 0, query, key]), abs=1e-10)
             if int(why.parts[1].key_at[text, 0, query]) == key:
-                torch.testing.assert_close(found, why.matrix(1, 0, query, sequence=text), rtol=1e-12, atol=1e-12)
-    mean = torch.stack([chosen.matrix(1, 0, q, k, sequence=n) for q, k in set(cells) for n in (0, 1)]).mean(0)
+                torch.testing.assert_close(found, why.matrix(1, 0, query, text=text), rtol=1e-12, atol=1e-12)
+    mean = torch.stack([chosen.matrix(1, 0, q, k, text=n) for q, k in set(cells) for n in (0, 1)]).mean(0)
     torch.testing.assert_close(chosen.matrix(1, 0), mean, rtol=1e-10, atol=1e-12)
     assert why.provenance.options["heads"] == "all" and why.provenance.options["cells"] is None
     assert chosen.provenance.options["heads"] == [[1, 2], [1, 0], [0, 1]]
@@ -269,14 +269,14 @@ def test_a_cell_counts_in_the_texts_that_have_it() -> None:
     inputs = models.padded("gpt2", length=7)
     why = am.decompose_by_source(models.hooked("gpt2"), inputs, cells=[(5, 3), (2, 1)], layers=[1])
     assert (why.parts[0].key_at[:, 0] >= 0).tolist() == [[True, True], [True, False], [True, False]]
-    both = [why.matrix(1, 4, 2, sequence=text) for text in range(3)]
+    both = [why.matrix(1, 4, 2, text=text) for text in range(3)]
     mean = (torch.stack(both).sum(0) + why.matrix(1, 4, 5)) / 4
     torch.testing.assert_close(why.matrix(1, 4), mean, rtol=1e-4, atol=1e-6)
     with pytest.raises(InputError, match=r"no cell \(5, 3\) in text 1"):
-        why.matrix(1, 4, 5, 3, sequence=1)
+        why.matrix(1, 4, 5, 3, text=1)
     tops = am.decompose_by_source(models.hooked("gpt2"), inputs, layers=[1])
     with pytest.raises(InputError, match=r"no cell \(5, \.\.\.\) in text 1"):
-        tops.matrix(1, 4, 5, sequence=1)
+        tops.matrix(1, 4, 5, text=1)
 
 
 def test_a_cell_that_a_sliding_window_hides_in_some_layers() -> None:
@@ -326,8 +326,8 @@ def test_a_line_names_the_strongest_pairs_and_the_rest() -> None:
     why = am.decompose_by_source(models.hooked("gpt2"), models.token_ids("gpt2"), layers=[2])
     for query in range(1, 7):
         for head in range(5):
-            pairs = why.matrix(2, head, query, sequence=1, contrast=True)
-            line = why.explain(2, head, query, sequence=1).replace("−", "-")
+            pairs = why.matrix(2, head, query, text=1, contrast=True)
+            line = why.explain(2, head, query, text=1).replace("−", "-")
             whole, (source_q, source_k) = float(pairs.sum()), divmod(int(pairs.abs().argmax()), len(pairs))
             value = float(pairs[source_q, source_k])
             named = f": {why.sources[source_k]} (key) × {why.sources[source_q]} (query) {value:+.2f}"
@@ -403,7 +403,7 @@ def test_a_hook_on_what_is_written_is_part_of_it(name: str, point: tuple[str, in
     with hooked.hooks({where: lambda x: x * 0.5}):  # type: ignore[dict-item]
         why, split = am.decompose_by_source(hooked, ids), am.decompose_scores(hooked, ids)
     key = int(why.parts[1].key_at[1, 2, 6])
-    found = float(why.matrix(1, 2, 6, sequence=1).sum())
+    found = float(why.matrix(1, 2, 6, text=1).sum())
     assert found == pytest.approx(float(split.terms["query_key"][1, 1, 2, 6, key]), abs=1e-4)
 
 
@@ -466,7 +466,7 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
         (lambda: why.labels_of(4), r"one of the layers decomposed, \[2, 0\]; got 4"),
         (lambda: why.explain(2, 1, 7), "`query` must be from 0 to 6; got 7"),
         (lambda: why.explain(2, 1, 4, 9), "`key` must be from 0 to 6; got 9"),
-        (lambda: why.explain(2, 1, 4, sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),
+        (lambda: why.explain(2, 1, 4, text=3), r"`text` must be from 0 to 2 \(3 texts were run\); got 3"),
         (lambda: why.explain(2, 1, 1, 5), r"no cell \(1, 5\) in text 0\. Choose a key .*cells=\[\(1, 5\)\]"),
     ]
     for call, message in bad:

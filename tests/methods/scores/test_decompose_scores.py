@@ -215,7 +215,7 @@ def test_contrast_is_blank_where_a_text_is_too_short() -> None:
     contrast = split.contrast(query=5, key_a=0, key_b=1)
     assert bool(contrast.total[0].isfinite().all())
     assert bool(contrast.total[1:].isnan().all())
-    assert "cannot see both keys" in contrast.explain(layer=0, head=0, sequence=1)
+    assert "cannot see both keys" in contrast.explain(layer=0, head=0, text=1)
 
 
 # -- the ledger of one row -----------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_the_ledger_of_a_row_is_that_row_of_the_terms(name: str, sequence: int, 
     row = here[number]
     seen = split.visible[sequence, layer, 0, row][here]
     order = sorted(seen.nonzero()[:, 0].tolist(), key=lambda key: -float(pattern[row, here[key]]))
-    figure = split.plot("row_ledger", layer=layer, head=head, query=query, sequence=sequence)
+    figure = split.plot("row_ledger", layer=layer, head=head, query=query, text=sequence)
     traces = {trace.meta: trace for trace in figure.data}
     assert set(traces) == set(split.terms) - {"mask"} | {"score", "probability"}
     for trace in figure.data:
@@ -253,8 +253,8 @@ def test_the_ledger_of_a_row_is_that_row_of_the_terms(name: str, sequence: int, 
 
 def test_a_view_with_heads_to_choose_opens_on_the_figure_of_one() -> None:
     split = am.decompose_scores(models.hooked("gpt2"), models.padded("gpt2", "right"), layers=[0, 2])
-    view = split.show(layer=2, head=3, query=3, sequence=1)
-    drawn = json.loads(split.plot("row_ledger", layer=2, head=3, query=3, sequence=1).to_json())
+    view = split.show(layer=2, head=3, query=3, text=1)
+    drawn = json.loads(split.plot("row_ledger", layer=2, head=3, query=3, text=1).to_json())
     assert (view.data["data"], view.data["layout"]) == (drawn["data"], drawn["layout"])
     assert view.data["choices"] == {"layer": [0, 2], "head": [0, 1, 2, 3, 4]}
     assert view.data["chosen"] == {"layer": 1, "head": 3}
@@ -267,7 +267,7 @@ def test_one_score_in_one_line(name: str) -> None:
     pattern = hooked.run(inputs, points=["pattern"])["pattern", layer][1, head]
     here = inputs["attention_mask"][1].nonzero()[:, 0]
     query, key = here[-1], here[int(pattern[here[-1], here].argmax())]
-    told = split.explain(layer, head, query=len(here) - 1, sequence=1)
+    told = split.explain(layer, head, query=len(here) - 1, text=1)
     found = re.fullmatch(
         r"L1H2: .+ \((\d+)\) attends to .+ \((\d+)\) with weight ([\d.]+), score (-?[\d.]+): (.+)",
         told,
@@ -284,7 +284,7 @@ def test_one_score_in_one_line(name: str) -> None:
         assert float(value) == pytest.approx(expected, abs=6e-3)
     assert sum(map(float, terms.values())) == pytest.approx(float(found[4]), abs=0.03)
     with pytest.raises(InputError, match="token 0 cannot see key 1 in this text"):
-        split.explain(layer, head, query=0, key=1, sequence=1)
+        split.explain(layer, head, query=0, key=1, text=1)
 
 
 # -- select, provenance --------------------------------------------------------------------------------------
@@ -445,11 +445,10 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.contrast(2, 0, 3), "token 2 cannot see both key 0 and key 3"),
         (lambda: split.contrast(4, 0, 3).explain(layer=1, head=0), r"one of the layers decomposed, \[0, 2\]; got 1"),
         (lambda: split.contrast(4, 0, 3).explain(layer=0, head=5), "`head` must be from 0 to 4; got 5"),
-        (lambda: split.contrast(4, 0, 3).explain(layer=0, head=0, sequence=3), "`sequence` must be from 0 to 2"),
+        (lambda: split.contrast(4, 0, 3).explain(layer=0, head=0, text=3), "`text` must be from 0 to 2"),
         (lambda: split.plot(head=5), r"`head` must be from 0 to 4 \(this model has 5 heads in each layer\); got 5"),
         (lambda: split.plot(layer=1), "`layer` must be one of the layers"),
-        (lambda: split.plot(sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),
-        (lambda: split.plot(rank=7), "`rank` must be from 0 to 6"),
+        (lambda: split.plot(text=3), r"`text` must be from 0 to 2 \(3 texts were run\); got 3"),
         (lambda: split.plot("row_ledger", query=7), r"`query` must be from 0 to 6 \(the text has 7 tokens\); got 7"),
         (lambda: split.plot("nothing"), "`figure` must be one of attention_map, "),
         (lambda: split.show("nothing"), "`figure` must be one of attention_map, "),

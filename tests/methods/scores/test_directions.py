@@ -12,6 +12,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.errors import ExactnessError, InputError
 from attnmech.methods.scores import decompose_by_source as decomposition_by_source
+from attnmech.methods.scores.figures import pair_map
 
 F32, F64 = torch.float32, torch.float64
 
@@ -68,9 +69,9 @@ def test_the_pairs_add_up_to_query_key_whatever_the_directions(name: str, kind: 
             key = int(part.key_at[text, head, query])
             row = query_key[text, 1, head, query]
             seen = split.visible[text, 1, 0, query].nonzero()[:, 0]
-            whole = why.matrix(1, head, query, sequence=text)
+            whole = why.matrix(1, head, query, text=text)
             assert abs(float(whole.sum() - row[key])) <= limit
-            contrast = why.matrix(1, head, query, sequence=text, contrast=True)
+            contrast = why.matrix(1, head, query, text=text, contrast=True)
             assert abs(float(contrast.sum() - (row[key] - row[seen].mean()))) <= limit
 
 
@@ -132,7 +133,7 @@ def test_every_pair_is_what_the_plain_model_gives(name: str, kind: str) -> None:
         W_Q, W_K = weights.W_Q[head].detach(), weights.W_K[head // group].detach()
         for query in (1, 5):
             key = int(why.parts[0].key_at[1, head, query])
-            pairs = why.matrix(layer, head, query, sequence=1)
+            pairs = why.matrix(layer, head, query, text=1)
             expected = torch.zeros_like(pairs)
             for row, source_q in enumerate(why.sources):
                 for column, source_k in enumerate(why.sources):
@@ -141,7 +142,7 @@ def test_every_pair_is_what_the_plain_model_gives(name: str, kind: str) -> None:
                         expected[row, column] = scale * (q @ turn(parts[source_k][1, key] @ W_K, key))
             assert float((pairs - expected).abs().max()) <= tolerance * float(expected.abs().max())
             best = divmod(int(expected.abs().argmax()), len(expected))
-            top = why.pairs(layer, head, query, sequence=1, top=1).iloc[0]
+            top = why.pairs(layer, head, query, text=1, top=1).iloc[0]
             assert (top["source_q"], top["source_k"]) == tuple(why.sources[place] for place in best)
             assert top["contribution"] == pytest.approx(float(expected[best]), rel=1e-5)
 
@@ -245,7 +246,7 @@ def test_pairs_and_the_figure_show_the_matrix() -> None:
         am.decompose_by_source(hooked, ids, layers=[1], directions=vectors(5, 20)),
         am.decompose_by_source(hooked, ids, layers=[1]),
     ):
-        for options in ({}, {"query": 5, "sequence": 1}, {"query": 5, "sequence": 1, "contrast": True}):
+        for options in ({}, {"query": 5, "text": 1}, {"query": 5, "text": 1, "contrast": True}):
             matrix = why.matrix(1, 2, **options)
             pairs = why.pairs(1, 2, top=7, **options)
             assert list(pairs.columns) == ["source_q", "source_k", "contribution"] and len(pairs) == 7
@@ -255,11 +256,15 @@ def test_pairs_and_the_figure_show_the_matrix() -> None:
                 assert float(matrix[why.sources.index(source_q), why.sources.index(source_k)]) == value
             assert len(why.pairs(1, 2, top=10**6, **options)) == matrix.numel()
             assert f"<td>{why.pairs(1, 2, top=1, contrast=True)['source_q'][0]}</td>" in why._repr_html_()
-            drawn = why.plot(layer=1, head=2, top=3, **options).data[0]
+            drawn = pair_map(matrix, why.sources, top=3, label="").data[0]
             assert drawn.z.shape == (4, 4) and drawn.x[3] == drawn.y[3] == f"{len(matrix) - 3} other"
             assert float(drawn.z.sum()) == pytest.approx(float(matrix.sum()), abs=1e-4)
             assert float(abs(drawn.z[:3, :3]).max()) == pytest.approx(float(sizes[0]), rel=1e-6)
-            whole = why.plot(layer=1, head=2, top=50, **options).data[0]
+            where = {name: value for name, value in options.items() if name != "contrast"}
+            figure = why.plot("contrast" if "contrast" in options else None, layer=1, head=2, **where)
+            named = "contrast" if "contrast" in options else "query_key"
+            assert figure == pair_map(matrix, why.sources, top=12, label=named)
+            whole = pair_map(matrix, why.sources, top=50, label="").data[0]
             at = whole.y.index("norm shift"), whole.x.index("rest" if "rest" in whole.x else "L0 MLP")
             names = "norm shift", whole.x[at[1]]
             assert float(whole.z[at]) == pytest.approx(float(matrix[tuple(map(why.sources.index, names))]), rel=1e-6)
@@ -274,7 +279,7 @@ def test_a_hook_on_the_stream_is_part_of_it_and_one_on_attn_in_is_refused() -> N
         why = am.decompose_by_source(hooked, ids, layers=[1], directions=directions)
         query_key = am.decompose_scores(hooked, ids).terms["query_key"][1, 1, 2, 6]
     key = int(why.parts[0].key_at[1, 2, 6])
-    assert float(why.matrix(1, 2, 6, sequence=1).sum()) == pytest.approx(float(query_key[key]), abs=1e-9)
+    assert float(why.matrix(1, 2, 6, text=1).sum()) == pytest.approx(float(query_key[key]), abs=1e-9)
     with hooked.hooks({("attn_in", 1): lambda x: x + x.abs()}), pytest.raises(ExactnessError, match="the sources of"):
         am.decompose_by_source(hooked, ids, layers=[1], directions=directions)
 
@@ -332,8 +337,8 @@ def test_directions_that_are_none_are_named_with_what_to_try(unchecked: None) ->
         with pytest.raises(InputError, match=r"belong to the stream of one layer; got layers \[0, .*layers=\[0\]"):
             am.decompose_by_source(hooked, ids, directions={"a": one}, **options)
     why = am.decompose_by_source(hooked, ids, layers=[1], directions={"a": one})
+    with pytest.raises(InputError, match="`top` must be a whole number, 1 or more; got 0"):
+        why.pairs(layer=1, head=0, top=0)
     for call in (why.pairs, why.plot):
-        with pytest.raises(InputError, match="`top` must be a whole number, 1 or more; got 0"):
-            call(layer=1, head=0, top=0)
         with pytest.raises(InputError, match=r"`layer` must be one of the layers decomposed, \[1\]; got 0"):
             call(layer=0, head=0)

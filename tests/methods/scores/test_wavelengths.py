@@ -145,7 +145,7 @@ def test_a_kernel_is_a_sum_of_waves(name: str) -> None:
     model, ids = centred.hooked(name, dtype), ids_of(name)
     means = am.mean_qk(model, ids_of(name, 4, 8, seed=9))
     split = am.decompose_scores(model, ids, centre=means)
-    kernel = split.position_kernel(sequence=1, edges=[10.0, 200.0])
+    kernel = split.position_kernel(text=1, edges=[10.0, 200.0])
     names = band_names((10.0, 200.0))
     assert kernel.distances.tolist() == list(range(8))
     scale = centred.scale_of(name)
@@ -229,7 +229,7 @@ def test_kernels_that_there_are_not() -> None:
     bad: list[tuple[Any, str]] = [
         (by_position.position_kernel, "with means by position.*not on their distance"),
         (am.decompose_scores(models.hooked("llama"), ids[:2]).position_kernel, "have no position term; split them"),
-        (lambda: by_position.position_kernel(52), r"`sequence` must be from 0 to 51 \(52 texts were run\)"),
+        (lambda: by_position.position_kernel(52), r"`text` must be from 0 to 51 \(52 texts were run\)"),
         (
             am.decompose_scores(models.hooked("t5"), models.inputs_of("t5"), stack="cross").position_kernel,
             "cross-attention has no distance",
@@ -261,7 +261,7 @@ def test_dimensions_of_a_pair_add_up_to_its_score(name: str, centre: Any) -> Non
     q, k = (acts[point, 1] for point in points)
     group = q.shape[2] // k.shape[2]
     for head, query, key in ((0, 6, 4), (model.n_heads - 1, 5, 5)):
-        frame = split.dimensions(1, head, query, key, sequence=1)
+        frame = split.dimensions(1, head, query, key, text=1)
         expected = sum(
             value[:, 1].expand(3, model.n_heads, 7, 7)[1, head, query, key]
             for name_, value in native.terms.items()
@@ -289,7 +289,7 @@ def test_dimensions_out_of_range() -> None:
         ((1, 6, 1, 1), "`head` must be from 0 to 5"),
         ((1, 0, 8, 1), "`query` must be from 0 to 7"),
         ((1, 0, 1, -1), "`key` must be from 0 to 7"),
-        ((1, 0, 1, 1, 2), "`sequence` must be from 0 to 1"),
+        ((1, 0, 1, 1, 2), "`text` must be from 0 to 1"),
     ]
     for arguments, said in bad:
         with pytest.raises(InputError, match=said):
@@ -299,7 +299,7 @@ def test_dimensions_out_of_range() -> None:
 def test_the_figure_of_dimensions_is_of_the_texts_own_tokens() -> None:
     model, inputs = models.hooked("llama"), models.padded("llama", "left")
     split = am.decompose_scores(model, inputs)
-    figure = split.plot("dimensions", layer=1, head=3, query=4, key=2, sequence=1)
-    product = split.dimensions(1, 3, 6, 4, sequence=1)["product"]
+    figure = split.plot("dimensions", layer=1, head=3, query=4, key=2, text=1)
+    product = split.dimensions(1, 3, 6, 4, text=1)["product"]
     told = f"{float(product.sum()):+.3f}".replace("-", "−")
     assert told in figure.layout.title.text and figure.layout.title.text.startswith("L1H3: query")

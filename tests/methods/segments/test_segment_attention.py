@@ -229,7 +229,7 @@ def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
     model, given = models.demo(), documents(12)
     whole = am.segment_attention(model, given)
     corpus = am.segment_attention(model, iter(given))
-    for name in ("by_lag", "expected_by_lag", "kurtosis"):
+    for name in ("by_lag", "earlier_excess", "kurtosis"):
         torch.testing.assert_close(getattr(corpus, name), getattr(whole, name), atol=2e-5, rtol=1e-4, equal_nan=True)
     shards = [am.segment_attention(model, iter(given), shard=(number, 3)) for number in range(3)]
     merged = shards[0].merged(*shards[1:])
@@ -262,7 +262,7 @@ def test_figures_and_page() -> None:
     for figure in ("earlier_excess", "excess", "per_token", "receivers"):
         assert found.plot(figure).data
     assert "Which heads attend to earlier sentences" in found.to_html()
-    assert found.show(view="model", layer=2).data["layers"] == [2]
+    assert found.show("model", layer=2).data["layers"] == [2]
 
 
 ONE = torch.tensor([[5, 7, 9, 4]])

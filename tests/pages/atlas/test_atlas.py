@@ -286,12 +286,12 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     full = iter(range(100))
 
-    def packed(self: Any, layer: int) -> str:
+    def packed(examples: am.results.HeadExamples, layer: int) -> str:
         if next(full) == 2:
             raise OSError(28, "No space left on device")
         return "other"
 
-    monkeypatch.setattr(am.results.HeadExamples, "packed", packed)
+    monkeypatch.setattr("attnmech.pages.atlas.result.packed_rows", packed)
     with pytest.raises(OSError, match="No space"):
         made().write(place)
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
