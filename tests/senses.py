@@ -76,7 +76,9 @@ IMAGES: Final[dict[str, Callable[[], Any]]] = {
     "ijepa": lambda: made("IJepaForImageClassification", "IJepa", SIZES | SQUARE),
     "aimv2": lambda: made("Aimv2VisionModel", "Aimv2Vision", SIZES | SQUARE),
     "beit": lambda: made("BeitForImageClassification", "Beit", BEIT | {"use_relative_position_bias": True}),
-    "beit_shared": lambda: made("BeitModel", "Beit", BEIT | {"use_shared_relative_position_bias": True}),
+    "beit_shared": lambda: made(
+        "BeitModel", "Beit", BEIT | {"use_shared_relative_position_bias": True, "layer_scale_init_value": 0.1}
+    ),
     "yolos": lambda: made(
         "YolosForObjectDetection", "Yolos",
         SIZES | OBLONG | {"image_size": [8, 12], "num_detection_tokens": 5, "use_mid_position_embeddings": False},

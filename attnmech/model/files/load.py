@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import torch
 import transformers
@@ -36,6 +37,8 @@ from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, moved, uncompiled
 from ..structure.plan import architectures_of, described, require_transformers, unwrapped
 from ..structure.rewritten import rewritten
+from ..structure.signals import argument_of
+from ..structure.text_part import sense_of, towers_of
 from . import adapters
 from .gguf import dequantised, is_gguf
 from .quantised import quantised_as, require_movable, require_unquantised
@@ -201,7 +204,7 @@ def load(
         processor=processor,
     )
     model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
-    model.prove_merged = MergedProof()
+    model.prove_merged, model.load_tower = MergedProof(), partial(_tower, processor)
     passes = Passes(model, depth)
     check_runs(passes)
     if split is not None:
@@ -213,6 +216,23 @@ def load(
     if not model.certificate.ok:
         warn_user(f"{name}: {model.certificate.verdict}", UnprovenWarning)
     return model
+
+
+def _tower(processor: Any, model: HookedModel, kind: Literal["vision", "sound"]) -> HookedModel:
+    """The part of a model that reads pictures ("vision") or sounds, as a model of its own."""
+    sense, part = ("an image", "image_processor") if kind == "vision" else ("a sound", "feature_extractor")
+    blocks = [stack.architecture.blocks for stack in model.stacks.values()]
+    base = model.original.base_model
+    path = next((path for path in towers_of(base, blocks) if sense_of(path) == sense), None)
+    if path is None:
+        raise InputError(f"{model.name} has no {kind} tower: no model inside it reads {sense}.")
+    tower = copy_of(cast(PreTrainedModel, base.get_submodule(path)))
+    tower.config.name_or_path = f"{model.name} ({kind} tower)"
+    own = getattr(processor, part, None)
+    fits = own is not None and argument_of(tower) in own.model_input_names
+    loaded = load(tower, processor=own if fits else None)
+    loaded.source = f"{model.source}.{kind}"
+    return loaded
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

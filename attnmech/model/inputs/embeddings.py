@@ -17,6 +17,7 @@ from ..parts.modules import first_tensor
 from ..structure.architecture import Architecture
 from ..structure.text_part import (
     kinds_of,
+    merged_by,
     merged_into,
     placeholders_of,
     taken_besides,
@@ -47,15 +48,15 @@ def wire_embeddings(
 
     Gradients start at the token embedding, which is the point `embed` if `is_point`.
     """
-    merged = merged_into(model.base_model, plans[0].blocks) if len(plans) == 1 else None
-    _wire_tokens(model, merged, in_force, is_point=is_point, batch_first=plans[0].batch_first)
+    blocks = plans[0].blocks if len(plans) == 1 else None
+    _wire_tokens(model, blocks, in_force, is_point=is_point, batch_first=plans[0].batch_first)
     return _wire_further(model, plans, in_force, d_model)
 
 
 def _wire_tokens(
-    model: PreTrainedModel, merged: nn.Module | None, in_force: InForce, *, is_point: bool, batch_first: bool
+    model: PreTrainedModel, blocks: str | None, in_force: InForce, *, is_point: bool, batch_first: bool
 ) -> None:
-    """Wires the embedding of tokens; with pictures or sounds, where they have been `merged` with it."""
+    """Wires the embedding of tokens; with pictures or sounds, where they have been merged with it."""
     weight = token_embedding(model)
 
     def entering(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -66,6 +67,9 @@ def _wire_tokens(
 
     def visiting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return output if in_force.under_way.batch.senses else visited_at(output)
+
+    def leaving(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return visited_at(output) if in_force.under_way.batch.senses else output
 
     def visited_at(output: Tensor) -> Tensor:
         if in_force.under_way.gradients and not output.requires_grad:
@@ -79,8 +83,10 @@ def _wire_tokens(
     for part in model.modules():
         if isinstance(part, nn.Embedding) and part.weight is weight:
             part.register_forward_hook(visiting)
-    if merged is not None:
+    if blocks is not None and (merged := merged_into(model.base_model, blocks)) is not None:
         merged.register_forward_pre_hook(entering, with_kwargs=True)
+    elif blocks is not None and (merging := merged_by(model.base_model, blocks)) is not None:
+        merging.register_forward_hook(leaving)
 
 
 def _wire_further(
@@ -150,8 +156,13 @@ def token_encoder(
     of_text = plans[0].reads == "tokens"
     taken = tuple(inspect.signature(model.forward).parameters)
     besides, finder = None, cache(lambda: PlaceFinder(plain(), plan.blocks))
-    if of_text and (more := taken_besides(taken)) and merged_into(model.base_model, plan.blocks) is not None:
-        besides = Besides(more, token_embedding(model).dtype, kinds_of(model.config), processor)
+    if of_text and (more := taken_besides(taken)):
+        refused = ""
+        if plan.idle:
+            refused = f"its blocks {', '.join(map(str, plan.idle))} read pictures by cross-attention"
+        elif all(module_of(model.base_model, plan.blocks) is None for module_of in (merged_into, merged_by)):
+            refused = "no module takes its tokens and what it reads besides them as one sequence"
+        besides = Besides(more, token_embedding(model).dtype, kinds_of(model.config), processor, refused)
     return Encoder(
         tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position),
         placeholders_of(model.config, tokenizer, taken) if of_text else {}, cache(ignores_zeros),

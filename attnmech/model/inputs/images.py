@@ -13,7 +13,7 @@ from ...basics.messages import first_line
 from ...basics.public import public
 from ...batch import Batch
 from ...errors import InputError
-from ..structure.signals import FrontEnd, Signal, pair
+from ..structure.signals import FrontEnd, Signal, channels_of, pair
 from .patches import Lines, patch_places
 from .processors import Prepared
 
@@ -33,7 +33,7 @@ class PatchGrid:
     @classmethod
     def of(cls, config: Any) -> "PatchGrid":
         """Reads the grid from a vision model's config."""
-        return cls(int(config.num_channels), pair(config.image_size), pair(config.patch_size))
+        return cls(channels_of(config), pair(config.image_size), pair(config.patch_size))
 
     @property
     def shape(self) -> tuple[int, int, int]:

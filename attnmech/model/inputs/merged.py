@@ -28,6 +28,8 @@ class Besides:
     kinds: Mapping[int, str]
     """The ids of the tokens that stand for it, each with its kind: "image", "video" or "sound"."""
     processor: Any = None
+    refused: str = ""
+    """Why none of it is read; empty if it is."""
 
     def reads(self, entry: Any) -> bool:
         """Whether an entry of a list of inputs holds pictures or sounds."""
@@ -37,6 +39,8 @@ class Besides:
 
     def read(self, entry: Any, rendered: Callable[[Chat], str]) -> "Merged":
         """One text of a list: a mapping of model inputs, a text with its images and sounds, or a chat."""
+        if self.refused:
+            raise InputError(f"attnmech reads only the text of this model: {self.refused}.")
         if is_chat(entry):
             signals = [(sense, part) for _, sense, part in _senses_in([entry])]
             images = [_signal_of(part, "image") for sense, part in signals if sense == "an image"]

@@ -14,7 +14,7 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor
 from ...basics.arguments import shown
 from ...basics.messages import first_line
 from ...errors import InputError
-from ..structure.signals import KINDS, Kind
+from ..structure.signals import KINDS, Kind, argument_of
 from ..structure.text_part import taken_besides
 
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")
@@ -37,7 +37,7 @@ Recording: TypeAlias = tuple[int, np.ndarray]
 
 def processor_in(folder: Path, model: PreTrainedModel) -> Any:
     """The processor in a model's folder; None if there is none, or the model reads only text."""
-    reads = KINDS.get(model.main_input_name)
+    reads = KINDS.get(argument_of(model))
     if not any((folder / file).is_file() for file in _FILES) or (reads is None and not _takes_more(model)):
         return None
     auto: Any = {None: AutoProcessor, "pixels": AutoImageProcessor}.get(reads, AutoFeatureExtractor)
@@ -55,7 +55,7 @@ def _takes_more(model: PreTrainedModel) -> bool:
 
 def check_processor(processor: Any, model: PreTrainedModel) -> Any:
     """The part of a processor that a model needs; raises `InputError` for anything that is not its processor."""
-    reads = KINDS.get(model.main_input_name)
+    reads = KINDS.get(argument_of(model))
     if reads is None:
         if not _takes_more(model):
             raise InputError(
@@ -68,7 +68,7 @@ def check_processor(processor: Any, model: PreTrainedModel) -> Any:
             )
         return processor
     part = getattr(processor, "image_processor" if reads == "pixels" else "feature_extractor", processor)
-    wanted = model.main_input_name
+    wanted = argument_of(model)
     if not callable(part) or wanted not in getattr(part, "model_input_names", ()):
         kind = "AutoImageProcessor" if reads == "pixels" else "AutoFeatureExtractor"
         raise InputError(

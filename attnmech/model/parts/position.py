@@ -208,7 +208,7 @@ def tables_for(tables: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tens
 
     A class token and registers before the patches are not rotated: their cosine is 1, their sine 0 (DINOv3).
     """
-    cos, sin = tables
+    cos, sin = (table.transpose(0, 1) if table.shape[:2] == (length, 1) else table for table in tables)
     still = cos.new_zeros(cos.shape[0], max(0, length - cos.shape[1]), cos.shape[2])
     return torch.cat((still + 1, cos), dim=1), torch.cat((still, sin), dim=1)
 

@@ -90,12 +90,16 @@ def rotary_closed_form(probe: Probe) -> Check | Statement:
             return
         assert tables is not None
         cosine, length = rotary.spread(expected[0]), tables[0].shape[1]
-        from_zero, from_one = ((as_float64(tables[0][-1, 0]) - cosine[first]).abs().amax() for first in (0, 1))
-        places = slice(1, length + 1) if from_one < from_zero else slice(length)
+        real = run.real(probe.stack.label)[-1, :length].to(positions.device)
+        first, counted = int(real.int().argmax()), (real.cumsum(0) - 1).clamp_min(0)
+        begun = as_float64(tables[0][-1, first])
+        # Some models count from 1, others leave padding out (Qwen2.5-Omni).
+        ways = (positions[:length], positions[1 : length + 1], counted)
+        places = min(ways, key=lambda places: float((begun - cosine[places[first]]).abs().amax()))
         for table, by_position in zip(tables, expected, strict=True):
             closed = rotary.spread(by_position)[places]
             allowed = probe.tables * closed.abs().amax() + slack * angles[places]
-            everywhere = torch.ones_like(closed, dtype=torch.bool)
+            everywhere = real[:, None].expand_as(closed)
             yield probe.compared(run, layer, as_float64(table[-1]), closed, allowed, everywhere)
 
     return Statement("rotary tables", statement, ("q_rot", "k_rot", "scores"), comparisons, probe.tables)

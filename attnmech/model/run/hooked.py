@@ -3,10 +3,11 @@ trace.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -68,6 +69,9 @@ class HookedModel(WiredModel):
     files: str | None = None
     """The hub name, folder or file from which it was loaded; "" for the demo model, None for a model object."""
 
+    load_tower: Callable[["HookedModel", Literal["vision", "sound"]], "HookedModel"]
+    """Loads a part of the model that reads pictures or sounds."""
+
     def __init__(
         self,
         original: PreTrainedModel,
@@ -115,6 +119,24 @@ class HookedModel(WiredModel):
     def mask_id(self) -> int:
         """The id of the mask token; raises `InputError` if neither the tokenizer nor the config gives it."""
         return mask_id_of(self.tokenizer, self.config, self.name)
+
+    @cached_property
+    def vision(self) -> "HookedModel":
+        """The tower that reads the pictures of a model of text, as a model with its own certificate and image
+        processor; it is loaded once.
+
+        >>> model.vision.run(Path("street.png"), points=["pattern"])["pattern", 3]      # doctest: +SKIP
+
+        Its positions are the patches of a picture; those of this model are tokens, and some stand for a picture.
+        Raises `InputError` if no part of the model reads pictures, and `UnsupportedModelError` if attnmech cannot read
+        that part.
+        """
+        return self.load_tower(self, "vision")
+
+    @cached_property
+    def sound(self) -> "HookedModel":
+        """The tower that reads the sounds of a model of text, as `vision` reads its pictures."""
+        return self.load_tower(self, "sound")
 
     # -- what a user calls ---------------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ class WiredModel:
         # memory until Python collects reference cycles.
         weakref.finalize(self, take_apart, self._model).atexit = False
         base: nn.Module = self._model.base_model
-        towers = towers_of(base, [plan.blocks for plan in plans]) if plans[0].reads == "tokens" else []
-        use_attention(self._model, IMPLEMENTATION, [base.get_submodule(path) for path in towers])
+        self._towers = towers_of(base, [plan.blocks for plan in plans]) if plans[0].reads == "tokens" else []
+        self._use_attention(self._model, IMPLEMENTATION)
         for plan in plans:
             if plan.adapt is not None:
                 plan.adapt(base)
@@ -191,7 +191,16 @@ class WiredModel:
         was trained.
         """
         plain, trusted = copy_of(self.original), self.architecture.trusted
-        return plain if trusted is None else use_attention(plain, trusted)
+        return plain if trusted is None else self._use_attention(plain, trusted)
+
+    def in_eager_attention(self) -> PreTrainedModel:
+        """A copy of the caller's model in transformers' eager attention."""
+        return self._use_attention(copy_of(self.original), "eager")
+
+    def _use_attention(self, copied: PreTrainedModel, implementation: str) -> PreTrainedModel:
+        """Sets the attention of a copy; towers, which are not read, keep theirs."""
+        base = copied.base_model
+        return use_attention(copied, implementation, [base.get_submodule(path) for path in self._towers])
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters under transformers' names."""

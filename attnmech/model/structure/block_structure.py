@@ -5,6 +5,7 @@ z times a gate); norms and sums are recognised by their inputs and outputs.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
@@ -90,13 +91,7 @@ class BlockReader:
         attended = self._attended
         heads, d_head = attended.q.shape[2:]
         v = self._source("v", attended.v)
-        try:
-            q, k = self._source("q", attended.q), self._source("k", attended.k, v)
-        except UnreadableError:
-            if self._first == slice(1):
-                raise
-            self._first = slice(1)
-            q, k = self._source("q", attended.q), self._source("k", attended.k, v)
+        q, k = self._queries_and_keys(v)
         if v.norm is not None and v.latent is not None:
             _refuse("it has a norm of values that are expanded from a latent")
         if v.latent is None and (q.latent is not None or k.latent is not None):
@@ -126,6 +121,15 @@ class BlockReader:
         if v.norm is not None:
             plan = replace(plan, v_norm=self._below(v.norm), v_norm_axes=self._axes_of(v.norm))
         return self._with_layout(plan, q, k, v)
+
+    def _queries_and_keys(self, v: _Source) -> tuple[_Source, _Source]:
+        """The sources of queries and keys; where patches are rotated, a class token before or after them is not."""
+        others = [] if self._first == slice(1) else [slice(1), slice(-1, None)]
+        for places in others:
+            with suppress(UnreadableError):
+                return self._source("q", self._attended.q), self._source("k", self._attended.k, v)
+            self._first = places
+        return self._source("q", self._attended.q), self._source("k", self._attended.k, v)
 
     def _source(self, name: str, value: Tensor, values: _Source | None = None) -> _Source:
         """The columns of a projection that make q, k or v.
@@ -177,7 +181,7 @@ class BlockReader:
     ) -> tuple[tuple[int, ...], float] | None:
         """Compares by `columns_of` at some positions, up to the scale of rotary tables."""
         _, tables = next(self._tables(), ("", None))
-        scale = 1.0 if tables is None else abs(float(tables[0][0, 0, 0])) or 1.0
+        scale = 1.0 if tables is None else float(torch.hypot(*(table[0, 0, 0] for table in tables))) or 1.0
         wanted, there = (stream[:, places].flatten(0, 1) for stream in (target, there))
         return columns_of(wanted, there, self._factors.epsilon, scale)
 
@@ -239,7 +243,7 @@ class BlockReader:
                 width = form.width(cos.shape[-1])
                 for first in dict.fromkeys((0, d_head - width)) if width <= d_head and width % 2 == 0 else ():
                     rotary = replace(form, share=width / d_head, first=first, tables=path)
-                    scale = 1.0 if first else float(cos[0, 0, 0, 0])
+                    scale = 1.0 if first else float(torch.hypot(cos[0, 0, 0, 0], sin[0, 0, 0, 0]))
                     apart = max(distance(rotary(before, cos, sin), scale * after) for before, after in pairs)
                     fits.append((apart, rotary, scale))
         apart, rotary_found, scale = min(fits, key=lambda fit: fit[0])
@@ -292,8 +296,11 @@ class BlockReader:
         candidates = [("", tables_of(self._own.args, self._own.kwargs))]
         candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
         for path, tables in candidates:
-            fewer = () if tables is None else range(2, self._length) if self._has_patches else ()
-            if tables is not None and (tables[0].shape[1] == self._length or tables[0].shape[1] in fewer):
+            fewer = range(2, self._length) if self._has_patches else ()
+            if tables is None:
+                continue
+            across = self._has_patches and tables[0].shape[:2] == (self._length, 1)
+            if across or tables[0].shape[1] == self._length or tables[0].shape[1] in fewer:
                 yield path, tables_for(tables, self._length)
 
     # -- W_O, norms and sums -------------------------------------------------------------------------------

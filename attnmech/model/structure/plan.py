@@ -1,5 +1,6 @@
 """Gives the architecture of a model: from the table of families, or read from the model."""
 
+import inspect
 from dataclasses import replace
 from typing import Final
 
@@ -14,7 +15,7 @@ from .block_structure import UnreadableError
 from .encoder_decoder import read_stacks
 from .families import ARCHITECTURES, Config
 from .refused import REFUSED
-from .signals import KINDS, encodes_alone
+from .signals import KINDS, argument_of, encodes_alone
 from .structure import read_structure
 
 _SPARSE: Final = "BigBirdBlockSparseAttention"
@@ -33,13 +34,15 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
             there = [replace(there[0], stack="")]
         return tuple(_with_heads(plan, model.config) for plan in there)
     what = f"{type(model).__name__} (model_type {kind!r})"
-    reason = REFUSED.get(kind) or _sparse_blocks(model) or _shared_keys(model)
+    reason = REFUSED.get(kind) or _sparse_blocks(model) or _shared_keys(model) or _needs_more(model)
     if reason:
         raise UnsupportedModelError(f"{what} is not supported: {reason}.")
     crossed = model.config.is_encoder_decoder and not encodes_alone(model)
     if not crossed and (towers := _towers(model)):
         named = " or ".join(f"am.load(model.{tower})" for tower in towers)
-        raise UnsupportedModelError(f"{what} holds separate models of images (or sound) and text; load one: {named}.")
+        raise UnsupportedModelError(
+            f"{what} holds separate models of images (or sound) and text, and reads no text alone; load one: {named}."
+        )
     if not attends(model):
         raise UnsupportedModelError(f"{what} is a model without attention.")
     try:
@@ -96,6 +99,25 @@ def _shared_keys(model: nn.Module) -> str:
     return f"its last {count} layers have no W_K and W_V of their own: they use the keys and values of an earlier layer"
 
 
+def _needs_more(model: PreTrainedModel) -> str:
+    """Why a tower whose pictures or sounds have sizes of their own is refused; empty for any other model."""
+    taken = inspect.signature(model.forward).parameters
+    sizes = [name for name in taken if name in ("image_sizes", "feature_lens")] or _needed(model)[1:]
+    if "input_ids" in taken or not sizes:
+        return ""
+    return (
+        f"it takes pictures or sounds of different sizes, which {sizes[0]} tells apart; attnmech reads towers whose "
+        "inputs all have one size"
+    )
+
+
+def _needed(model: PreTrainedModel) -> list[str]:
+    """The inputs without which a model does not run."""
+    taken = inspect.signature(model.forward).parameters.values()
+    named = (value for value in taken if value.kind not in (value.VAR_POSITIONAL, value.VAR_KEYWORD))
+    return [value.name for value in named if value.default is value.empty]
+
+
 def _sparse_blocks(model: PreTrainedModel) -> str:
     """Why a BigBird with sparse attention is refused; empty for any other model.
 
@@ -125,11 +147,12 @@ def _with_heads(plan: Architecture, config: Config) -> Architecture:
 
 
 def _towers(model: PreTrainedModel) -> list[str]:
-    """The towers of a model that has one for images or sound and one for text, and no output per token."""
+    """The towers of a model that has one for images or sound and one for text, and no output for a text alone."""
     parts = {name: part for name, part in model.named_children() if isinstance(part, PreTrainedModel)}
-    kinds = {name: str(part.main_input_name) for name, part in parts.items()}
+    kinds = {name: argument_of(part) for name, part in parts.items()}
+    kinds = {name: kind for name, kind in kinds.items() if kind in inspect.signature(parts[name].forward).parameters}
     both = "input_ids" in kinds.values() and bool(KINDS.keys() & set(kinds.values()))
-    return list(kinds) if both and not model.can_generate() else []
+    return list(kinds) if both and (not model.can_generate() or KINDS.keys() & set(_needed(model))) else []
 
 
 def attends(model: nn.Module) -> bool:

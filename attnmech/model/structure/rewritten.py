@@ -1,7 +1,8 @@
 """Rewrites some models before they are read, so that every layer is a separate block with plain projections.
 
 ALBERT uses one block as several layers; here, each use becomes a separate block. GPT-NeoX-Japanese keeps the bias of
-its last W_O outside the projection; here, it becomes the projection's bias. Parameters stay the same tensors.
+its last W_O outside the projection; here, it becomes the projection's bias. Towers multiply what a block adds to the
+stream by parameters of the block (BEiT, InternVL); here, modules multiply it. Parameters stay the same tensors.
 """
 
 import copy
@@ -27,12 +28,19 @@ def rewritten(model: PreTrainedModel) -> PreTrainedModel:
     `UnsupportedModelError` if the copy does not return what the model returns.
     """
     parts = [(path, part) for path, part in model.named_modules() if type(part).__name__ in _REWRITTEN]
-    if not parts:
+    scaled = [path for path, part in model.named_modules() if _layer_scales_of(part)]
+    if not parts and not scaled:
         return model
     copied = copy_of(model)
     for path, part in parts:
         _REWRITTEN[type(part).__name__](copied.get_submodule(path))
-    _require_the_same(model, copied)
+    for path in scaled:
+        block = copied.get_submodule(path)
+        for name, weight in _layer_scales_of(block).items():
+            delattr(block, name)
+            setattr(block, name, _LayerScale(weight))  # the block's own code then calls it
+    if parts:
+        _require_the_same(model, copied)
     return copied
 
 
@@ -55,6 +63,24 @@ def _albert(encoder: Any) -> None:
 def _gpt_neox_japanese(attention: Any) -> None:
     """Makes the bias that the block adds to attn_raw the b_O of its projection."""
     attention.dense.bias, attention.dense_bias = attention.dense_bias, None
+
+
+class _LayerScale(nn.Module):
+    """Multiplies each dimension of what a block adds to the stream by a number."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, added: Tensor) -> Tensor:
+        return self.weight * added
+
+    __mul__ = nn.Module.__call__
+
+
+def _layer_scales_of(block: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by which a block multiplies what attention and MLP add to the stream."""
+    return {name: weight for name, weight in block.named_parameters(recurse=False) if name in ("lambda_1", "lambda_2")}
 
 
 _REWRITTEN: Final[Mapping[str, Callable[[Any], None]]] = {

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..attention.attend import IMPLEMENTATION
 from ..parts.mask import MaskRule
-from ..parts.modules import submodule
+from ..parts.modules import stream_of, submodule
 from .block_structure import UnreadableError
 from .copies import copy_of, use_attention
 
@@ -29,6 +29,11 @@ _FRAMES: Final = 12
 def pair(size: Any) -> tuple[int, int]:
     """Height and width, given as one number or as two."""
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def channels_of(config: Any) -> int:
+    """The number of channels of an image; the config of a model that takes no others may not name it (BLIP)."""
+    return int(getattr(config, "num_channels", 3))
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,18 @@ def signal_config(model: PreTrainedModel) -> Any:
     return getattr(model.config, "vision_config", model.config)
 
 
+def argument_of(model: PreTrainedModel) -> str:
+    """The name of a model's main input; the class of a tower may name one that it does not take (Idefics, Llama 4)."""
+    taken, named = inspect.signature(model.forward).parameters, str(model.main_input_name)
+    return named if named in taken else next((name for name in KINDS if name in taken), named)
+
+
 def signal_of(model: PreTrainedModel) -> Signal | None:
     """The inputs of a model; None for a model of tokens.
 
     Raises `UnreadableError` if its config does not say the size.
     """
-    argument = model.main_input_name
+    argument = argument_of(model)
     if argument not in KINDS or argument not in inspect.signature(model.forward).parameters:
         return None
     config = signal_config(model)
@@ -79,7 +90,7 @@ def signal_of(model: PreTrainedModel) -> Signal | None:
 
 def _shape(argument: str, config: Any) -> tuple[int, ...]:
     if argument == "pixel_values":
-        return (int(config.num_channels), *pair(config.image_size))
+        return channels_of(config), *pair(config.image_size)
     if argument == "input_features":
         return int(config.num_mel_bins), 2 * int(config.max_source_positions)
     if hasattr(config, "num_mel_bins"):
@@ -147,7 +158,7 @@ class FrontEnd:
     @staticmethod
     def _end(module: nn.Module, args: Any, kwargs: Any) -> NoReturn:
         rules = (value for value in (*args[1:], *kwargs.values()) if isinstance(value, MaskRule))
-        raise _Entered(args[0] if args else kwargs["hidden_states"], next(rules, None))
+        raise _Entered(stream_of(args, kwargs), next(rules, None))
 
     def __call__(self, inputs: Mapping[str, Any]) -> Float[Tensor, "batch position d_model"]:
         """The stream as it enters the first block; raises the model's own error for wrong inputs."""

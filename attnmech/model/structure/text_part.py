@@ -139,5 +139,14 @@ def merged_into(base: nn.Module, blocks: str) -> nn.Module | None:
     return None if path is None else base.get_submodule(path)
 
 
+def merged_by(base: nn.Module, blocks: str) -> nn.Module | None:
+    """The module beside the blocks that returns the embeddings of tokens and of what its towers made (Phi-4); None
+    without one, and for a model inside which another takes them.
+    """
+    tops = {path.partition(".")[0] for path in towers_of(base, [blocks])}
+    part = base.get_submodule(tops.pop()) if len(tops) == 1 and merged_into(base, blocks) is None else None
+    return None if isinstance(part, PreTrainedModel) else part
+
+
 def _is_in(path: str, above: str) -> bool:
     return not above or f"{path}.".startswith(f"{above}.")

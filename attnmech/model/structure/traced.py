@@ -147,7 +147,7 @@ def _hooks(
     before: list[Tensor | None] = []
 
     def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
-        first = next(tensors_of((*args, kwargs.get("hidden_states"))), None)
+        first = next(tensors_of((*args, kwargs.get("hidden_states"), *kwargs.values())), None)
         # A block may later add to this tensor in place.
         before.append(None if first is None else first.detach().clone())
 
