@@ -17,8 +17,8 @@ def spread(count: int, at_most: int) -> list[int]:
     return sorted({round(step * (count - 1) / (at_most - 1)) for step in range(at_most)})
 
 
-_LABEL: Final = re.compile(r"[\w.,]+( [\w.,]+)+")
-"""Matches words separated by a space, such as the time of a frame."""
+_LABEL: Final = re.compile(r"[\w.,]+( [\w.,]+)+|<(img|video|sound) \d.*>")
+"""Matches words separated by a space, such as the time of a frame, and the name of a part of a picture or sound."""
 
 
 def token_text(token: str) -> str:

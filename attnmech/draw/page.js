@@ -397,7 +397,10 @@ const chips = tokens.map((token, position) => {
   const chip = document.createElement("button");
   chip.type = "button";
   chip.className = "token";
-  chip.textContent = token;
+  if (/^<(img|video) \d.*>$/.test(token)) { // small, without text: a picture has hundreds
+    chip.classList.add("patch");
+    chip.ariaLabel = token;
+  } else chip.textContent = token;
   chip.addEventListener("click", () => choose({ query: position }));
   chip.addEventListener("pointerenter", () => shadeTokens(position));
   return chip;
@@ -425,7 +428,7 @@ function shadeTokens(query) {
     if (mark) Object.assign(chip.dataset, { mark, sign: marks[mark] });
     else for (const name of ["mark", "sign"]) delete chip.dataset[name];
     chip.style.setProperty("--depth", String(Math.sqrt(weights[key]))); // the root keeps small weights visible
-    chip.title = `${page.nouns.key} ${key}: ${words.whole} ${percent(weights[key])}`;
+    chip.title = `${chip.ariaLabel ?? `${page.nouns.key} ${key}`}: ${words.whole} ${percent(weights[key])}`;
   });
   chips.forEach((chip, position) => {
     chip.setAttribute("aria-pressed", String(position === state.query));

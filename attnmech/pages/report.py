@@ -34,7 +34,7 @@ from ..results.mean_qk import MeanQK
 from . import limits
 from .measures import last_pass, on_text, sources_of, streamed, sweeps, types_of
 from .result import Report
-from .sense_sections import picture_section, spectrogram_section
+from .sense_sections import Canvas, picture_section, picture_uri, spectrogram_section
 
 
 def sense_section(
@@ -44,10 +44,14 @@ def sense_section(
     labels = [label for label, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real]
     images = images_of(model.encoder, batch)
     if images is not None and model.grid is not None:
-        places = [_place(label) for label in labels]
-        if not any(places):
+        boxes = [_box(label) for label in labels]
+        held = [box for box in boxes if box is not None]
+        if not held:
             return None
-        return picture_section(data_uri(images[0]), places, pattern, call)
+        columns, rows = max(box[2] for box in held), max(box[3] for box in held)
+        return picture_section([Canvas(data_uri(images[0]), (columns, rows), boxes)], labels, pattern, call)
+    if batch.held and (canvases := list(_canvases(batch))):
+        return picture_section(canvases, _cells(batch), pattern, call, among=True)
     if isinstance(model.encoder, SoundEncoder) and stack != "decoder":
         spectrogram = spectrogram_of(model.encoder, batch, 0)
         frames = [_seconds(label) for label in labels]
@@ -73,9 +77,34 @@ def nouns_of(model: HookedModel, stack: str = "") -> Nouns:
     return {"tokens": TEXT, "pixels": IMAGE, "sound": SOUND, "tensors": INPUT}[model.architecture.reads]
 
 
-def _place(label: str) -> tuple[int, int] | None:
+def _box(label: str) -> tuple[int, int, int, int] | None:
+    """The cell of a patch named by its row and column."""
     row, comma, column = label.partition(",")
-    return (int(row), int(column)) if comma and row.isdigit() and column.isdigit() else None
+    if not (comma and row.isdigit() and column.isdigit()):
+        return None
+    return int(column), int(row), int(column) + 1, int(row) + 1
+
+
+def _canvases(batch: Batch) -> Iterator[Canvas]:
+    """The user's pictures of one text, in the parts that the model reads apart."""
+    places = batch.held[0]
+    parts = dict.fromkeys((place.number, place.tile) for place in places if place is not None and place.box is not None)
+    for number, tile in list(parts)[: limits.MAX_PICTURES]:
+        image = batch.pictures[0].images[number - 1]
+        width, height = image.size
+        boxes = [
+            None
+            if place is None or place.box is None or (place.number, place.tile) != (number, tile)
+            else (place.box[0] * width, place.box[1] * height, place.box[2] * width, place.box[3] * height)
+            for place in places
+        ]
+        title = f"image {number}" + ("" if tile is None else f", tile {tile}")
+        yield Canvas(picture_uri(image), (width, height), boxes, title)
+
+
+def _cells(batch: Batch) -> list[str]:
+    """The row and column of each token in its picture."""
+    return ["" if place is None else f"{place.row},{place.column}" for place in batch.held[0]]
 
 
 def _seconds(label: str) -> float | None:
@@ -346,7 +375,13 @@ def _entry(texts: Any, number: int, count: int) -> Any:
 def _cut(model: HookedModel, whole: Batch, start: int) -> _Text:
     """The part of a text that the page shows; the model writes the decoder's text if the user supplied none."""
     batch, length, notes = whole, whole.ids.shape[1], list[str]()
-    if model.reads_tokens and (start or length > limits.MAX_TOKENS):
+    if batch.senses:
+        if start or length > limits.MAX_POSITIONS:
+            raise InputError(
+                f"a report shows a text with pictures or sounds whole, up to {limits.MAX_POSITIONS} tokens; this one "
+                f"has {length}."
+            )
+    elif model.reads_tokens and (start or length > limits.MAX_TOKENS):
         batch = whole.part(start, limits.MAX_TOKENS)
     part = (start, limits.MAX_TOKENS) if batch.ids.shape[1] < length else None
     if part is not None:

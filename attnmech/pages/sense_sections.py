@@ -1,7 +1,10 @@
 """The sections that show an image, or a recording's spectrogram, under the attention of one row."""
 
+from base64 import b64encode
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
@@ -14,6 +17,8 @@ from ..draw.style import FIGURE_STYLE, NEUTRAL
 
 SHADE: Final = [[0.0, "rgba(0,0,0,0.8)"], [1.0, "rgba(0,0,0,0)"]]
 """Colours from the least to the most attention; more attention makes the picture below brighter."""
+_UNSEEN: Final = [[0.0, "rgba(0,0,0,0)"], [1.0, "rgba(150,150,150,0.9)"]]
+"""Covers the patches that a row does not see."""
 LEVELS: Final = "Greys"
 """The spectrogram's colours: one hue, distinct from that of attention."""
 _ATTENTION: Final = "#d55e00"
@@ -29,57 +34,124 @@ _BAR: Final = {
 _OF_ROW: Final = ("layer", "head", "query")
 
 
+@dataclass(frozen=True)
+class Canvas:
+    """A picture, and the part of it that each position holds."""
+
+    picture: str
+    """A data URI."""
+    size: tuple[float, float]
+    """Its width and height, in the unit of the boxes."""
+    boxes: Sequence[tuple[float, float, float, float] | None]
+    """Left, top, right and bottom of each position's part; None for a position without one here."""
+    title: str = ""
+
+    @property
+    def ends(self) -> Float[np.ndarray, "position 4"]:
+        """The boxes; outside the picture for positions without one."""
+        return np.array([(-9.0, -9.0, -8.0, -8.0) if box is None else box for box in self.boxes])
+
+
+def picture_uri(image: Any) -> str:
+    """A Pillow image as a data URI, no larger than a page shows it."""
+    small, file = image.copy(), BytesIO()
+    small.thumbnail((640, 640))
+    small.save(file, "PNG")
+    return "data:image/png;base64," + b64encode(file.getvalue()).decode()
+
+
 def picture_section(
-    picture: str,
-    places: Sequence[tuple[int, int] | None],
+    canvases: Sequence[Canvas],
+    labels: Sequence[str],
     pattern: Float[np.ndarray, "layer head query key"],
     call: str,
+    *,
+    among: bool = False,
 ) -> Section:
-    """Shows the image; the chosen query's attention sets the brightness of each patch.
+    """Shows pictures; the chosen query's attention sets the brightness of each patch.
 
     Args:
-        picture: the image as a data URI.
-        places: the row and column of each position's patch; None for a position that is not a patch.
+        canvases: the pictures, or the parts of pictures that the model reads apart.
+        labels: the name of each position.
         pattern: the attention of every layer and head.
         call: the Python call that reproduces the numbers.
+        among: whether the patches are among the tokens of a text.
 
     """
-    held = [place for place in places if place is not None]
-    rows, columns = (1 + max(numbers) for numbers in zip(*held, strict=True))
-    figure = Figure()
-    figure.add_heatmap(
-        x=[column + 0.5 for _, column in held],
-        y=[row + 0.5 for row, _ in held],
-        colorscale=SHADE,
-        zmin=0,
-        customdata=[f"{row},{column}" for row, column in held],
-        text=[f"{row},{column}" for row, column in held],
-        hovertemplate="patch %{text}<br>attention %{z:.3g}<extra></extra>",
-        colorbar=_BAR | {"title": {"text": "attention after softmax", "side": "top"}},
-    )
-    frame = {"type": "rect", "name": OWN_COLOUR, "line": {"color": _ATTENTION, "width": 3}}
+    columns = min(3, len(canvases))
+    rows = -(-len(canvases) // columns)
+    figure = Figure(make_subplots(rows=rows, cols=columns, subplot_titles=[canvas.title for canvas in canvases]))
+    hidden = (pattern == 0).all(axis=(0, 1))
+    slots: list[Slot] = []
+    tallest = 0.0
+    for number, canvas in enumerate(canvases):
+        here = [place for place, box in enumerate(canvas.boxes) if box is not None]
+        left, top, right, bottom = canvas.ends[here].T
+        axis = str(number + 1) if number else ""
+        cells = {
+            "x": ((left + right) / 2).tolist(),
+            "y": ((top + bottom) / 2).tolist(),
+            "xaxis": f"x{axis}",
+            "yaxis": f"y{axis}",
+        }
+        names = [labels[place] for place in here]
+        figure.add_heatmap(
+            **cells, coloraxis="coloraxis", text=names, customdata=names,
+            hovertemplate="patch %{text}<br>attention %{z:.3g}<extra></extra>",
+        )  # fmt: skip
+        figure.add_heatmap(**cells, colorscale=_UNSEEN, zmin=0, zmax=1, showscale=False, hoverinfo="skip")
+        width, height = canvas.size
+        figure.add_layout_image(
+            source=canvas.picture, xref=f"x{axis}", yref=f"y{axis}", x=0, y=0, sizex=width, sizey=height,
+            sizing="stretch", layer="below",
+        )  # fmt: skip
+        figure.add_shape(
+            type="rect", name=OWN_COLOUR, line={"color": _ATTENTION, "width": 3}, xref=f"x{axis}", yref=f"y{axis}",
+            x0=0, x1=1, y0=0, y1=1,
+        )  # fmt: skip
+        view = {
+            "showgrid": False,
+            "constrain": "domain",
+            "zeroline": False,
+            "showticklabels": not among,
+            "ticks": "" if among else None,
+        }
+        figure.layout[f"xaxis{axis}"].update(view | {"range": [float(left.min()), float(right.max())]})
+        figure.layout[f"yaxis{axis}"].update(
+            view | {"range": [float(bottom.max()), float(top.min())], "scaleanchor": f"x{axis}"}
+        )
+        if not among:
+            figure.layout[f"xaxis{axis}"].title = {"text": "patch column"}
+            figure.layout[f"yaxis{axis}"].title = {"text": "patch row"}
+        tallest = max(tallest, float((bottom.max() - top.min()) / (right.max() - left.min())))
+        slots.append(_attention(f"data.{2 * number}.z", pattern, canvas.boxes))
+        there = ByChoice(np.array([int(box is not None) for box in canvas.boxes]))
+        covered = ByChoice(hidden.astype(np.int64), ("query",))
+        slots.append(Slot(f"data.{2 * number + 1}.z", covered, where=there, equals=1))
+        ends = dict(zip(("x0", "y0", "x1", "y1"), canvas.ends.T, strict=True))
+        slots += [Slot(f"layout.shapes.{number}.{end}", ByChoice(at, ("query",))) for end, at in ends.items()]
+    bar = _BAR | {"title": {"text": "attention after softmax", "side": "top"}, "y": 1.02 + 0.08 * among}
     figure.update_layout(
         template=FIGURE_STYLE,
-        height=min(620, 140 + 460 * rows // columns),
-        images=[{"source": picture, "xref": "x", "yref": "y", "x": 0, "y": 0, "sizex": columns, "sizey": rows,
-                 "sizing": "stretch", "layer": "below"}],
-        xaxis={"range": [0, columns], "showgrid": False, "title": {"text": "patch column"}, "constrain": "domain"},
-        yaxis={"range": [rows, 0], "showgrid": False, "title": {"text": "patch row"}, "scaleanchor": "x",
-               "constrain": "domain"},
-        shapes=[frame | {"x0": 0, "x1": 1, "y0": 0, "y1": 1}],
-        margin={"t": 10},
-    )  # fmt: skip
-    chart = Chart(figure, (_attention("data.0.z", pattern, places), *_frame_slots(places)))
+        height=min(900, int(140 + rows * 460 * tallest / columns)),
+        coloraxis={"colorscale": SHADE, "cmin": 0, "colorbar": bar},
+        margin={"t": 40 if among else 10},
+    )
+    covers = " Grey patches come after the query, so it does not see them." if among and hidden.any() else ""
     return Section(
         name="picture",
         tab="look",
-        contents="The image",
-        heading="The image, brightened by one row of attention",
+        contents="The pictures" if among else "The image",
+        heading=f"The {'pictures' if among else 'image'}, brightened by one row of attention",
         reading="Brighter patches receive more attention from the selected query in this head, relative to the "
-        "patch that receives the most; black patches receive none. The frame marks the query's own patch.",
+        "patch that receives the most; black patches receive none. The frame marks the query's own patch."
+        f"{covers}",
         caveat="Positions without a patch, such as [CLS] and registers, are missing from the picture; the maps "
-        "below include them.",
-        figures={"picture-attention": chart},
+        "below include them."
+        if not among
+        else "A patch's token also holds what the vision tower has mixed into it from other patches. Attention to the "
+        "text is in the maps below.",
+        figures={"picture-attention": Chart(figure, tuple(slots))},
         call=call,
     )
 
@@ -164,12 +236,3 @@ def _attention(path: str, pattern: np.ndarray, places: Sequence[object]) -> Slot
     """The attention of the chosen row to the positions that have a place."""
     there = ByChoice(np.array([int(place is not None) for place in places]))
     return Slot(path, ByChoice(pattern, _OF_ROW, logarithmic=True), where=there, equals=1)
-
-
-def _frame_slots(places: Sequence[tuple[int, int] | None]) -> tuple[Slot, ...]:
-    """The frame around the query's own patch; outside the picture for a query that is not a patch."""
-    rows, columns = (np.array([-9 if place is None else place[axis] for place in places]) for axis in (0, 1))
-    ends = {"x0": columns, "x1": columns + 1, "y0": rows, "y1": rows + 1}
-    return tuple(
-        Slot(f"layout.shapes.0.{end}", ByChoice(values.astype(np.float64), ("query",))) for end, values in ends.items()
-    )

@@ -5,12 +5,14 @@ from typing import Any
 
 import merged
 import models
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import CertificateError, InputError
+from attnmech.pages.report import sense_section
 
 WORDS = (9, 12)
 NAMES = {
@@ -204,3 +206,30 @@ def test_a_wrong_pass_is_refused(name: str, fault: str) -> None:
     model.base.register_forward_pre_hook(wrong, with_kwargs=True)
     with pytest.raises(CertificateError, match="is not proven"):
         model.run(text)
+
+
+def test_the_page_shows_attention_on_the_users_pictures() -> None:
+    plain, processor, mark = merged.with_processor("llava")
+    model = am.load(plain, processor=processor)
+    pictures = [merged.picture(1), merged.picture(2, width=50, height=60)]
+    acts = model.run({"text": f"the {mark} keys {mark} here", "images": pictures}, points=["pattern"])  # type: ignore[dict-item]
+    batch = acts.batch
+    pattern = torch.stack([acts["pattern", layer][0] for layer in range(model.n_layers)]).numpy()
+    section = sense_section(model, batch, pattern, "call")
+    assert section is not None
+    held = batch.is_sensed[0].nonzero()[:, 0].tolist()
+    own = held[:16], held[16:]
+    for query in (len(batch.tokens[0]) - 1, held[20], held[3]):
+        figure = section.figures["picture-attention"].figure(layer=1, head=2, query=query)  # type: ignore[union-attr]
+        for number, places in enumerate(own):
+            values, hidden = figure.data[2 * number].z, figure.data[2 * number + 1].z
+            assert np.nan_to_num(values) == pytest.approx(pattern[1, 2, query, places], abs=1e-6)
+            assert list(hidden) == [int(place > query) for place in places]
+        frame = figure.layout.shapes[0]
+        left, top, right, bottom = (0.0, 0.0, 40.0, 30.0)
+        inside = left <= frame.x0 < frame.x1 <= right and top <= frame.y0 < frame.y1 <= bottom
+        assert inside == (query == held[3])
+    page = am.report(model, batch)
+    assert page.sense is not None and "image 2" in page.to_html()
+    with pytest.raises(InputError, match="shows a text with pictures or sounds whole"):
+        am.report(model, batch, start=3)
