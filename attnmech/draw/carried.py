@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -30,11 +28,7 @@ for some of them.
 
 @dataclass
 class Carried:
-    """The arrays of a page by name; an array that two figures share is stored once.
-
-    Another thread packs them while the caller goes on: most of the work is compression, which releases the interpreter
-    lock.
-    """
+    """The arrays of a page by name; an array that two figures share is stored once."""
 
     choices: Mapping[str, Sequence[int | str]]
     """The values that a reader of the page can choose from, by the name of the choice."""
@@ -42,14 +36,9 @@ class Carried:
     """The heads, counted layer by layer, whose details the page holds; None for all heads."""
     tables: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Lists of words, by name; numbers in arrays are indices into them."""
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """All arrays, packed."""
     _names: dict[object, str] = field(default_factory=dict)
-    _packed: dict[str, Future[Any]] = field(default_factory=dict)
-    _packing: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1))
-
-    def arrays(self) -> dict[str, Any]:
-        """All arrays, packed; after this call, no array can be added."""
-        with self._packing:
-            return {name: packed.result() for name, packed in self._packed.items()}
 
     def column(self, by_choice: ByChoice, name: str, *, in_detail: bool = False) -> dict[str, Any]:
         """The description by which a page finds the values of a choice; `name` is the name of their figure or text.
@@ -82,10 +71,10 @@ class Carried:
         values = by_choice.values
         if values.dtype == object:
             texts = tuple(values.flat)
-            return self._named(texts, self._packed, "texts", lambda: self._packing.submit(_packed_texts, texts))
+            return self._named(texts, self.arrays, "texts", lambda: {"texts": pack_texts(texts)})
         digest = sha256(values.tobytes()).digest()
         key = (digest, values.dtype.str, by_choice.logarithmic, len(by_choice.stretches))
-        return self._named(key, self._packed, "array", lambda: self._packing.submit(_packed, by_choice))
+        return self._named(key, self.arrays, "array", lambda: _packed(by_choice))
 
     def _of_detailed(self, by_choice: ByChoice, *, in_detail: bool) -> ByChoice:
         """The values of the heads in detail, along the axis "detailed"; other arrays stay whole."""
@@ -133,10 +122,6 @@ def carried_error(by_choice: ByChoice) -> float:
     if by_choice.logarithmic:
         return math.expm1(rounding_error(logarithms(by_choice.stretches), axes=1))
     return 0.0 if values.size <= MOST_PLAIN else rounding_error(by_choice.stretches, axes=1)
-
-
-def _packed_texts(texts: tuple[str, ...]) -> Mapping[str, Any]:
-    return {"texts": pack_texts(texts)}
 
 
 def _packed(by_choice: ByChoice) -> Mapping[str, Any]:

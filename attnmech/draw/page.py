@@ -304,7 +304,7 @@ def _data(page: Page) -> dict[str, Any]:
             if isinstance(figure, View)
         },
         "texts": {name: store.column(text, name) for name, text in texts.items()} | of_sections,
-        "arrays": store.arrays(),
+        "arrays": store.arrays,
         "tables": store.tables,
     }
 

@@ -5,7 +5,7 @@ Five kinds act at five steps of a layer:
 | kind | what it changes |
 |---|---|
 | `PointEdit` | the value at a point: q, k, v, z, or the stream |
-| `TermEdit` | a term of the scores |
+| `Scale` | a term of the scores |
 | `KeyEdit` | the set of keys that the softmax sees |
 | `PatternEdit` | the pattern |
 | `ValueEdit` | the values of some keys, for single heads |
@@ -148,17 +148,9 @@ class Add(PointEdit):
 # -- terms of the scores -------------------------------------------------------------------------------------
 
 
-class TermEdit(Edit):
-    """Multiplies a term of the score ledger, before a soft cap and the softmax."""
-
-    term: str
-    factor: float
-    centre: MeanQK | None
-
-
 @dataclass(frozen=True)
-class Scale(TermEdit):
-    """A term of the scores is multiplied by `factor`."""
+class Scale(Edit):
+    """A term of the scores is multiplied by `factor`, before a soft cap and the softmax."""
 
     POINTS = ("scores",)
     BY_POSITION = False

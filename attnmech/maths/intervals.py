@@ -231,13 +231,13 @@ class TextMeans:
         if not group.any():
             return torch.full((REPLICATES,), torch.nan, dtype=torch.float64)
         deviations, below = self._deviations[group][:, self._order], self.below[group][:, self._order]
-        texts, alike = deviations.shape[-1], bool((below == 1).all())
+        texts = deviations.shape[-1]
         at_once = max(1, _NUMBERS_AT_ONCE // texts)
         largest = []
         for start in range(0, REPLICATES, at_once):
             drawn = resampled(texts, min(REPLICATES - start, at_once), seed=start)
             parts = [
-                _studentised(deviations[some], None if alike else below[some], drawn).amax(dim=0)
+                _studentised(deviations[some], below[some], drawn).amax(dim=0)
                 for some in torch.split(torch.arange(len(deviations)), _QUANTITIES_AT_ONCE)
             ]
             largest.append(torch.stack(parts).amax(dim=0))
@@ -374,19 +374,14 @@ def difference(one: TextMeans, other: TextMeans) -> TextMeans:
 
 def _studentised(
     deviations: Float[Tensor, "quantity text"],
-    below: Float[Tensor, "quantity text"] | None,
+    below: Float[Tensor, "quantity text"],
     drawn: Float[Tensor, "text replicate"],
 ) -> Float[Tensor, "quantity replicate"]:
     """Computes |R* − R| / SE* of every quantity in every replicate; infinite if its texts do not differ."""
     sums, squares = deviations @ drawn, deviations**2 @ drawn
-    if below is None:
-        total = texts = torch.full((1, 1), float(len(drawn)), dtype=torch.float64)
-        moved = sums / total
-        squares = squares - total * moved**2
-    else:
-        total, texts = below @ drawn, ((below != 0) | (deviations != 0)).double() @ drawn
-        moved = sums / total
-        squares = squares - 2 * moved * ((deviations * below) @ drawn) + moved**2 * (below**2 @ drawn)
+    total, texts = below @ drawn, ((below != 0) | (deviations != 0)).double() @ drawn
+    moved = sums / total
+    squares = squares - 2 * moved * ((deviations * below) @ drawn) + moved**2 * (below**2 @ drawn)
     error = (squares.clamp_min(0.0) * texts / (texts - 1)).sqrt() / total.abs()
     # If a replicate draws the same text every time, the squares are only rounding.
     nothing = error <= 1e-7 * (deviations**2).mean(dim=-1, keepdim=True).sqrt() * texts / total.abs()

@@ -37,19 +37,12 @@ def answer_ids(
     `prompts` holds the tokens of the texts; without them, an answer is a token of the vocabulary.
     """
     wanted = "one token per text, such as [' Tom'], or one for all, ' Tom'"
-    if isinstance(answers, Tensor):
-        answers = dense(f"`{name}`", answers).tolist()
-    for_all = isinstance(answers, (str, int))
-    answers = [answers] if for_all else listed(name, answers, wanted)
-    if len(answers) != texts and not for_all:
-        raise InputError(
-            f"`{name}` must be {wanted}; got {len(answers)} for {texts} {'text' if texts == 1 else 'texts'}."
-        )
+    answers = _one_a_text(name, answers, texts, wanted)
     if any(isinstance(answer, list | tuple) for answer in answers):
         raise InputError(f"`{name}` must be {wanted}; got {shown(answers)}. The token to compare with is `against`.")
     ids = [
         _token_id(model, name, answer, before) if isinstance(answer, str) else answer
-        for answer, before in zip(answers * (texts if for_all else 1), _each(prompts, texts), strict=True)
+        for answer, before in zip(answers, _each(prompts, texts), strict=True)
     ]
     checked = [index_of(name, token, tokens_with_logits(model), "the tokens that have a logit") for token in ids]
     return torch.tensor(checked, device=model.device)
@@ -63,17 +56,21 @@ def answer_tokens(
     `prompts` holds the tokens of the texts, which end with the answers.
     """
     wanted = "one answer per text, such as [' New York'], or one for all, ' New York'"
-    for_all = isinstance(answers, (str, int))
-    if isinstance(answers, Tensor):
-        answers = dense("`answers`", answers).tolist()
-    answers = [answers] * texts if for_all else listed("answers", answers, wanted)
-    if len(answers) != texts:
-        raise InputError(
-            f"`answers` must be {wanted}; got {len(answers)} for {texts} {'text' if texts == 1 else 'texts'}."
-        )
+    answers = _one_a_text("answers", answers, texts, wanted)
     rows = [_all_ids(model, *pair) for pair in zip(answers, _each(prompts, texts), strict=True)]
     longest = max(map(len, rows))
     return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], device=model.device)
+
+
+def _one_a_text(name: str, answers: Any, texts: int, wanted: str) -> list[Any]:
+    if isinstance(answers, Tensor):
+        answers = dense(f"`{name}`", answers).tolist()
+    by_text = [answers] * texts if isinstance(answers, str | int) else listed(name, answers, wanted)
+    if len(by_text) != texts:
+        raise InputError(
+            f"`{name}` must be {wanted}; got {len(by_text)} for {texts} {'text' if texts == 1 else 'texts'}."
+        )
+    return by_text
 
 
 def _each(prompts: Sequence[Tokenized] | None, texts: int) -> Sequence[Tokenized | None]:

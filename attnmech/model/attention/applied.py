@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import InputError
-from ...interventions.edits import Edit, KeyEdit, PatternEdit, PointEdit, TermEdit, ValueEdit
+from ...interventions.edits import Edit, KeyEdit, PatternEdit, PointEdit, Scale, ValueEdit
 from ...interventions.intervention import Intervention
 from ...interventions.place import BatchPart, Block
 from ...interventions.values import Values
@@ -105,7 +105,7 @@ class AppliedInLayer:
     @property
     def scales(self) -> list[Intervention]:
         """The interventions that change terms of the scores."""
-        return [change.intervention for change, _ in self._of(TermEdit)]
+        return [change.intervention for change, _ in self._of(Scale)]
 
     @property
     def edits_pattern(self) -> bool:
@@ -119,7 +119,7 @@ class AppliedInLayer:
 
     def ledgers(self, of_layer: LayerAttention, mask: MaskRule, batch: Batch) -> dict[MeanQK | None, ScoreParts]:
         """The terms of the current scores, split as changes ask; `InputError` if a term to be scaled is missing."""
-        scales = self._of(TermEdit)
+        scales = self._of(Scale)
         make, attn_in = scales[0][0].ledger, of_layer.notes.attn_in
         assert make is not None and attn_in is not None
         visible = mask.visible(range(mask.queries))
@@ -144,7 +144,7 @@ class AppliedInLayer:
     def _factors(self, scores: Tensor) -> dict[tuple[MeanQK | None, str], Float[Tensor, "batch head"]]:
         """The factor of each term of each split: the product of the factors of all changes that scale it."""
         factors: dict[tuple[MeanQK | None, str], Tensor] = {}
-        for change, edit in self._of(TermEdit):
+        for change, edit in self._of(Scale):
             ones = scores.new_ones(scores.shape[:2], dtype=torch.promote_types(scores.dtype, torch.float32))
             factors.setdefault((edit.centre, edit.term), ones)[change.cells(self.layer)] *= edit.factor
         return factors

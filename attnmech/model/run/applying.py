@@ -7,7 +7,7 @@ from functools import partial
 from ...basics.arguments import index_of, shown
 from ...errors import InputError
 from ...interventions import Head, Intervention
-from ...interventions.edits import TermEdit
+from ...interventions.edits import Scale
 from ...interventions.place import BatchPart, Place
 from ...points import PointKey, PointName
 from ..attention.applied import Applied
@@ -66,7 +66,7 @@ def placed_intervention(
     for layer, head in _heads_of(intervention, points, stack) if intervention.by_head else ():
         by_layer[layer] = (*by_layer.get(layer, ()), head)
     points.resolve([stack.point(edit.point)], by_layer, refused)
-    if isinstance(edit, TermEdit):
+    if isinstance(edit, Scale):
         points.resolve([stack.point("attn_in")], by_layer, refused)
         if edit.centre is not None:
             require_fitting(edit.centre, stack, by_layer)
@@ -81,7 +81,7 @@ def require_means(interventions: Iterable[Intervention], weights_hash: Callable[
     once.
     """
     edits = [intervention.edit for intervention in interventions]
-    means = {edit.centre for edit in edits if isinstance(edit, TermEdit) and edit.centre is not None}
+    means = {edit.centre for edit in edits if isinstance(edit, Scale) and edit.centre is not None}
     weights = weights_hash() if means else ""
     for centre in means:
         require_weights(centre, weights)
