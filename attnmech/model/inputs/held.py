@@ -10,6 +10,7 @@ these tokens must change.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, islice, pairwise
 from typing import Any, Final, cast
 
@@ -17,10 +18,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ..structure.copies import copy_of, use_attention
-from ..structure.text_part import merged_into, sense_of
+from ..structure.text_part import merged_into, sense_of, towers_of
 from .merged import Merged
 
 LOCAL: Final = "attnmech_local"
@@ -28,6 +30,9 @@ LOCAL: Final = "attnmech_local"
 
 _APART: Final = 8
 """Every eighth token of a sound shares a backward pass, since neighbours share frames."""
+
+_LARGE: Final = 2**20
+"""Backward passes on more numbers, a picture of about 600 x 600, keep the input of each layer alone."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,9 @@ class _Merging:
         inputs = {**{name: value[None] for name, value in by_token.items()}, **text.senses}
         # Tensors that were made in inference mode take part in no backward pass; copies do.
         self._inputs = {name: value.to(device, copy=True) for name, value in inputs.items()}
-        self._positions = positions.to(device)
+        self._positions = positions.to(device, copy=True)
+        if sum(value.numel() for value in self._inputs.values() if value.is_floating_point()) > _LARGE:
+            _keep_little(self._model.base_model, blocks)
 
     def __call__(self, pixels: Mapping[str, Tensor]) -> Float[Tensor, "token d_model"]:
         """The merged sequence at the positions."""
@@ -145,6 +152,14 @@ class _Merging:
 
 def _stop(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
     raise _Reached(kwargs["inputs_embeds"])
+
+
+def _keep_little(base: nn.Module, blocks: str) -> None:
+    """Lets a backward pass compute each layer of the towers again, instead of keeping what it needs of the layer."""
+    parts = [part for tower in towers_of(base, [blocks]) for part in base.get_submodule(tower).modules()]
+    layers = {layer for part in parts if isinstance(part, nn.ModuleList) for layer in part}
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _frozen(weight: nn.Parameter) -> nn.Parameter:
@@ -264,21 +279,21 @@ def _verified(
     noise: Mapping[str, Tensor],
     merged: Float[Tensor, "token d_model"],
 ) -> tuple[Part | None, ...]:
-    """The parts whose tokens change with their own pixels, and not with those of the other tokens."""
+    """The parts, if their tokens change with just these pixels; None for all if one does not."""
     other = merging.noise(1)
-    half = torch.rand(len(parts), generator=torch.Generator().manual_seed(0)) < 0.5
-    proven = list(parts)
-    for chosen in (half, ~half):
+    chance = torch.rand(len(parts), generator=torch.Generator().manual_seed(0)) < 0.5
+    half = [bool(chance[token // 2]) != bool(token % 2) for token in range(len(parts))]  # one of each two neighbours
+    for changing in (True, False):
         masks = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in noise.items()}
-        for part, changes in zip(parts, chosen.tolist(), strict=True):
-            if part is not None and changes:
+        for part, side in zip(parts, half, strict=True):
+            if part is not None and side == changing:
                 part.view(masks[part.name])[part.where] = True
         pixels = {name: torch.where(masks[name].to(value.device), other[name], value) for name, value in noise.items()}
         moved = (merging(pixels) != merged).any(dim=-1).tolist()
-        for token, part in enumerate(parts):
-            if part is not None and bool(part.view(masks[part.name])[part.where].any()) != moved[token]:
-                proven[token] = None
-    return tuple(proven)
+        for part, moves in zip(parts, moved, strict=True):
+            if part is not None and bool(part.view(masks[part.name])[part.where].any()) != moves:
+                return (None,) * len(parts)
+    return tuple(parts)
 
 
 def _local_attention(
