@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import merged
 import pytest
 from browser import CHROMIUM
 
@@ -103,7 +104,11 @@ def test_the_snippets_of_a_page_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in setup["texts"]))
-    exec(compile(code, "page", "exec"), dict(setup))
+    names = dict(setup)
+    if "hf_model, processor=processor" in code:
+        names["hf_model"], names["processor"], _ = merged.with_processor("llava")
+        names["picture"] = merged.picture(1)
+    exec(compile(code, "page", "exec"), names)
     _prints(code, capsys.readouterr().out)
 
 

@@ -54,6 +54,20 @@ class Job:
             )
         return texts or [built_in_paragraph() if self.options.text is None else self.options.text]
 
+    def with_images(self, model: "HookedModel", text: Any) -> Any:
+        """Returns the text with the pictures that were named: where it says, or before it in a chat's message."""
+        images = self.options.image
+        if not images:
+            return text
+        processor = getattr(getattr(model.encoder, "besides", None), "processor", None)
+        if processor is None:
+            raise InputError(f"--image is for a model of text and images, with its processor; {model.name} has none.")
+        marks = [getattr(processor, name, None) for name in ("image_token", "boi_token")]
+        if any(mark in text for mark in marks if mark):
+            return {"text": text, "images": list(images)}
+        parts = [{"type": "image", "image": image} for image in images]
+        return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
     def text_or_documents(self) -> list[str]:
         """Returns the text or, without one, documents in the demo model's language."""
         from ..demo.text import documents
@@ -70,7 +84,7 @@ class Job:
             return hooked, corpus, {"truncate": truncate, **self.run}
         if truncate and text is not None:
             return hooked, iter([text]), {"truncate": True}
-        return hooked, built_in_paragraph() if text is None else text, {}
+        return hooked, self.with_images(hooked, built_in_paragraph() if text is None else text), {}
 
     def swept(self) -> tuple["HookedModel", list[str], dict[str, Any]]:
         """Returns the model, the texts and the options of a sweep."""
@@ -89,6 +103,8 @@ def job_of(options: Options, suffixes: Sequence[str] = RESULT, *, resumable: boo
     """Checks the options, yields the command's work, and prints its summary; Ray's workers end with the block."""
     if options.text is not None and options.file is not None:
         raise InputError("expected --text or --file; got both. Leave one out.")
+    if options.image and (options.text is None or options.truncate):
+        raise InputError("--image needs --text, and takes no --truncate.")
     with (
         outputs_of(
             options.out, suffixes, overwrite=options.overwrite, source=options.file, resumable=resumable

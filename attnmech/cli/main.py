@@ -109,7 +109,7 @@ def options(
         "attnmech report --model gpt2 --file texts.txt --out page.html --out terms.csv",
     )
 )
-@shares("text", *CORPUS, suffixes=REPORT, rows=32)
+@shares("text", "image", *CORPUS, suffixes=REPORT, rows=32)
 def report(
     options: Options,
     target_text: Annotated[
@@ -133,7 +133,8 @@ def report(
         texts = job.texts(MAX_TEXTS)
         hooked = job.load()
         step("decomposing the scores")
-        made = reports(hooked, texts, target=target_text, start=start, step=step)
+        inputs = job.with_images(hooked, texts[0]) if options.image else texts
+        made = reports(hooked, inputs, target=target_text, start=start, step=step)
         first = next(made)
         for page in job.outputs.begin(lambda: first_page(first)):
             step.say(f"{page} opens now; {FOLLOWS}")
@@ -157,7 +158,7 @@ app.command(
         "attnmech focus --model gpt2 --file corpus.jsonl --truncate --out heads.parquet --out heads.html",
     )
 )
-@shares("text", *CORPUS, "truncate", *ENGINE)
+@shares("text", "image", *CORPUS, "truncate", *ENGINE)
 def focus(options: Options) -> None:
     """Writes where every head attends, over a text or a corpus of any size.
 

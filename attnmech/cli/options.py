@@ -32,6 +32,10 @@ class Options:
     device: DeviceOption = None
     dtype: DtypeOption = None
     text: Annotated[str | None, typer.Option("--text", "-t", help="The text to read.")] = None
+    image: Annotated[
+        list[Path],
+        typer.Option("--image", help="A picture that the text is about, for a model that reads both; may be repeated."),
+    ] = ()  # type: ignore[assignment]
     file: Annotated[
         Path | None,
         typer.Option(

@@ -160,7 +160,7 @@ def test_what_the_models_processor_makes_of_a_text_with_pictures(name: str) -> N
     content = [{"type": "text", "text": "the"}, {"type": argument.rstrip("s"), argument.rstrip("s"): own}]
     chat = [{"role": "user", "content": [*content, {"type": "text", "text": "keys"}]}]
     for entry in ({"text": f"the {mark} keys", f"{kind}s": [own]}, chat):
-        batch = model.encode(entry)  # type: ignore[arg-type]
+        batch = model.encode(entry)
         held = batch.is_sensed[0]
         assert batch.ids.tolist() == made["input_ids"].tolist() and int(held.sum()) >= 4
         assert batch.kinds(0).count(kind) == int(held.sum()) and batch.kinds(0)[:2] == ("special", "text")
@@ -168,12 +168,12 @@ def test_what_the_models_processor_makes_of_a_text_with_pictures(name: str) -> N
         assert named[:2] == NAMES[name] and batch.held[0][int(held.int().argmax())] is not None
         torch.testing.assert_close(model.run(batch).logits, expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
     several = [{"text": f"the {mark} keys", f"{kind}s": own}, {"text": "the keys"}, chat]
-    both = model.run(several).logits  # type: ignore[arg-type]
+    both = model.run(several).logits
     torch.testing.assert_close(both[2:], both[:1])
     in_turn = am.attention_focus(model, iter(several))
-    torch.testing.assert_close(in_turn.entropy, am.attention_focus(model, several).entropy)  # type: ignore[arg-type]
+    torch.testing.assert_close(in_turn.entropy, am.attention_focus(model, several).entropy)
     with pytest.raises(InputError, match="processor cannot read this"):
-        model.run({"text": "the keys", f"{kind}s": [own]})  # type: ignore[dict-item]
+        model.run({"text": "the keys", f"{kind}s": [own]})
     with pytest.raises(InputError, match="was loaded without its processor"):
         am.load(plain, tokenizer=processor.tokenizer).run(chat)
 

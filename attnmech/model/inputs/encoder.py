@@ -37,14 +37,15 @@ Inputs: TypeAlias = (
     | Sequence[Ids]
     | Chat
     | Sequence[Chat]
-    | Mapping[str, Tensor | bool]
+    | Mapping[str, Any]
     | Senses
     | Sequence[Senses | np.ndarray]
     | Batch
 )
 """A text, a list of texts, token ids, a list of token ids (of texts of any length), a chat, a list of chats, a mapping
 of model inputs, a batch made from any of these; for models of images and sound, pictures (also as arrays), recordings
-and `Path`s of either."""
+and `Path`s of either; for models of text and images or sound, also `{"text": ..., "images": [...], "sounds": [...]}`,
+chats with images, and lists of these."""
 
 MOST_CHARACTERS: Final = 2**22
 """The maximum number of characters of a text: about a million tokens, which take seconds and hundreds of megabytes."""
