@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 import transformers
+import xxhash
 from filelock import FileLock
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -183,7 +184,7 @@ def _digests(folder: Path) -> dict[str, str]:
     for path in folder.iterdir():
         if path.name != _CONTENTS:
             with path.open("rb") as file:
-                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+                digests[path.name] = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
     return digests
 
 
