@@ -28,7 +28,7 @@ from ..runs.journal import Journal
 from ..runs.progress import Meter
 from ..runs.reducer import Reducer, State
 from ..runs.stream import Streaming
-from ..runs.total import Covered, Journalling, Total, merged_states
+from ..runs.total import Covered, Journalling, Total, merged_states, states_of, tensors_of
 from .pool import Done, Pool, WorkerCall, divided, fetched
 from .worker import Piece
 
@@ -157,26 +157,14 @@ class _Reducing:
                 numbers = piece.documents.tolist()
                 states = of_piece if states is None else merged_states(self.plan.reducers, states, of_piece, numbers)
         assert states is not None
-        return _named(states)
+        return tensors_of(states)
 
     def merged(self, parts: Sequence[dict[str, Tensor]], documents: range) -> dict[str, Tensor]:
         """The states of several parts, merged."""
-        first, *others = (_by_reducer(part, len(self.plan.reducers)) for part in parts)
+        first, *others = (states_of(part, len(self.plan.reducers)) for part in parts)
         for other in others:
             first = merged_states(self.plan.reducers, first, other, documents)
-        return _named(first)
-
-
-def _named(states: Sequence[State]) -> dict[str, Tensor]:
-    return {f"{place} {name}": value for place, state in enumerate(states) for name, value in state.items()}
-
-
-def _by_reducer(tensors: dict[str, Tensor], count: int) -> list[State]:
-    states: list[State] = [{} for _ in range(count)]
-    for name, value in tensors.items():
-        place, _, own = name.partition(" ")
-        states[int(place)][own] = value
-    return states
+        return tensors_of(first)
 
 
 @dataclass(frozen=True)
@@ -312,7 +300,7 @@ class Summing:
         for partial in self._tree.take():
             states = None
             if partial.result is not None:
-                states = _by_reducer(load(fetched(partial.result)), len(self._total.reducers))
+                states = states_of(load(fetched(partial.result)), len(self._total.reducers))
             self._total.extend(states, partial.covered)
 
 

@@ -73,18 +73,9 @@ class Meter(_Moving):
 @contextmanager
 def meter(inputs: Any, shard: tuple[int, int] = (0, 1), *, show: bool) -> Iterator[Meter]:
     """Shows a bar over the documents of a shard during the block; without `show`, nothing is drawn."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
     whole = (inputs.count if isinstance(inputs, Documents) else _length(inputs)) if show else None
     total = None if whole is None else len(range(whole)[shard[0] :: shard[1]])
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as bar:
+    with _bar(TextColumn("{task.fields[rate]}"), show=show) as bar:
         yield Meter(bar, total)
 
 
@@ -116,13 +107,13 @@ class Steps(_Moving):
 @contextmanager
 def steps(description: str, total: int | None, *, show: bool) -> Iterator[Steps]:
     """Shows a bar over steps, with or without a total, during the block; without `show`, nothing is drawn."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as bar:
+    with _bar(show=show) as bar:
         yield Steps(bar, description, total)
+
+
+def _bar(*further: TextColumn, show: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(), *further,
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True, disable=not show,
+    )  # fmt: skip

@@ -1,11 +1,12 @@
 """Holds the merged states of the batches of a corpus so far, in the form in which a journal stores them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from .corpus import CorpusBatch
 from .journal import Entry, Journal
@@ -67,10 +68,7 @@ class Total:
             self.batches, self.digest = done.batches, done.digest
             self.documents, self.truncated = done.counters["documents"], done.counters["truncated"]
             self.left_out = done.tensors[_LEFT_OUT].tolist() if _LEFT_OUT in done.tensors else []
-            self.states = [
-                {name.split(" ", 1)[1]: value for name, value in done.tensors.items() if name.startswith(f"{place} ")}
-                for place in range(len(reducers))
-            ]
+            self.states = states_of(done.tensors, len(reducers))
 
     def add(self, part: CorpusBatch, states: list[State]) -> None:
         """Merges the states of one more batch."""
@@ -94,7 +92,7 @@ class Total:
 
     def entry(self) -> Entry:
         """The entry for the journal."""
-        tensors = {f"{place} {name}": x for place, state in enumerate(self.states or ()) for name, x in state.items()}
+        tensors = tensors_of(self.states or ())
         if self.left_out:
             tensors[_LEFT_OUT] = torch.tensor(self.left_out)
         return Entry(tensors, self.batches, self.digest, {"documents": self.documents, "truncated": self.truncated})
@@ -120,6 +118,19 @@ class Journalling:
         self._journal.write(total.entry())
         total.fresh = False
         self._spent, self._since = time.perf_counter() - before, time.perf_counter()
+
+
+def tensors_of(states: Sequence[State]) -> dict[str, Tensor]:
+    """The tensors of all states, each under the place of its reducer and its name."""
+    return {f"{place} {name}": value for place, state in enumerate(states) for name, value in state.items()}
+
+
+def states_of(tensors: Mapping[str, Tensor], reducers: int) -> list[State]:
+    """The reverse of `tensors_of`, for that many reducers."""
+    return [
+        {name.split(" ", 1)[1]: value for name, value in tensors.items() if name.startswith(f"{place} ")}
+        for place in range(reducers)
+    ]
 
 
 def merged_states(
