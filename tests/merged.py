@@ -83,6 +83,26 @@ KINDS: Final = {
     "qwen2_audio": Kind(_heard, 5, {"audio_config.num_mel_bins": 16, "audio_config.max_source_positions": 10},
                         "audio_token_index"),
 }  # fmt: skip
+LLAMA4: Final = Kind(_pixels, 4, {**_VISION, **{f"vision_config.{name}": size for name, size in {
+    "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 128, "vision_output_dim": 44,
+    "projector_input_dim": 44, "projector_output_dim": 44}.items()}}, "image_token_index")  # fmt: skip
+"""Llama 4, whose tower rotates its patches, and not the class token after them."""
+PHI4: Final = Kind(
+    lambda number: {"image_pixel_values": _noise(number, 1, 2, 3, _SIDE, _SIDE),
+                    "image_sizes": torch.tensor([[_SIDE, _SIDE]]),
+                    "image_attention_mask": torch.ones(1, 2, 4, 4).long()},
+    13, {**_VISION, "vision_config.crop_size": _SIDE, "audio_config.num_blocks": 2}, "vision_config.image_token_id",
+)  # fmt: skip
+"""Phi-4, in which a module beside the blocks merges pictures with the tokens."""
+MLLAMA: Final = Kind(
+    lambda number: {"pixel_values": _noise(number, 1, 1, 2, 3, _SIDE, _SIDE),
+                    "aspect_ratio_ids": torch.tensor([[1]]), "aspect_ratio_mask": torch.ones(1, 1, 2).long()},
+    1, {**_VISION, "vision_config.max_num_tiles": 2, "vision_config.num_global_layers": 2,
+        "vision_config.attention_heads": 6, "vision_config.vision_output_dim": 96,
+        "vision_config.intermediate_layers_indices": [0], "text_config.cross_attention_layers": [1, 3]},
+    "image_token_index",
+)  # fmt: skip
+"""Mllama, whose blocks 1 and 3 read pictures by cross-attention."""
 DEEP: Final = Kind(_rows, 6, {**_OUT, "vision_config.deepstack_visual_indexes": [0, 2]}, types="mm_token_type_ids")
 """Qwen3-VL, which adds what it reads of a picture to the stream between blocks."""
 

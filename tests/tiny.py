@@ -160,6 +160,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         },
         "qwen4_exp": {"text_config": indexer},
         "qwen4_exp_text": indexer,
+        "qwen2_5_omni_thinker": {"text_config": by_axis},
         "qwen2_5_vl": {"text_config": by_axis},
         "qwen2_vl": {"text_config": by_axis},
         "qwen3_next": {

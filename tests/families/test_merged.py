@@ -7,11 +7,13 @@ import merged
 import models
 import numpy as np
 import pytest
+import tiny
 import torch
+import transformers
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import CertificateError, InputError
+from attnmech.errors import CertificateError, InputError, UnsupportedModelError
 from attnmech.pages.report import sense_section
 
 WORDS = (9, 12)
@@ -233,3 +235,86 @@ def test_the_page_shows_attention_on_the_users_pictures() -> None:
     assert page.sense is not None and "image 2" in page.to_html()
     with pytest.raises(InputError, match="shows a text with pictures or sounds whole"):
         am.report(model, batch, start=3)
+
+
+# -- towers, and models of other kinds -----------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("name", ["llava", "idefics3", "internvl", "llama4", "qwen2_audio"])
+def test_a_tower_is_a_model_of_its_own(name: str) -> None:
+    plain = merged.model_of(name, merged.LLAMA4 if name == "llama4" else None)
+    if name == "llama4":  # whose complex buffer the cast to float32 has made real
+        turned = plain.vision_model.rotary_embedding
+        turned.freqs_ci = turned._compute_freqs_ci(turned.config)
+    model, sense = am.load(plain), "sound" if name == "qwen2_audio" else "vision"
+    tower = getattr(model, sense)
+    assert tower is getattr(model, sense) and tower.certificate.ok
+    assert tower.name == f"{model.name} ({sense} tower)" and tower.source == f"model.{sense}"
+    path = next(path for path in ("vision_tower", "vision_model", "audio_tower") if hasattr(plain.base_model, path))
+    part = models.in_attention(getattr(plain.base_model, path), "eager")
+    inputs = torch.randn(2, *((16, 20) if sense == "sound" else (3, 32, 32)))
+    patterns = part(inputs, output_attentions=True, output_hidden_states=True).attentions
+    acts = tower.run(inputs, points=["pattern"])
+    for layer, pattern in enumerate(patterns):
+        torch.testing.assert_close(acts["pattern", layer], pattern, atol=1e-5, rtol=0)
+    other = "vision" if sense == "sound" else "sound"
+    with pytest.raises(InputError, match=f"has no {other} tower"):
+        getattr(model, other)
+
+
+@pytest.mark.parametrize("name", ["llava", "idefics3", "qwen2_audio"])
+def test_a_tower_takes_what_the_processor_reads(name: str) -> None:
+    plain, processor, _ = merged.with_processor(name)
+    model = am.load(plain, processor=processor)
+    if name == "qwen2_audio":
+        made = processor.feature_extractor(merged.recording(3)[1], sampling_rate=16000, return_tensors="pt")
+        acts = model.sound.run(merged.recording(3), points=["pattern"])
+        made, part = made["input_features"], plain.base_model.audio_tower
+    else:
+        acts = model.vision.run(merged.picture(3), points=["pattern"])
+        made = processor.image_processor(merged.picture(3), return_tensors="pt")["pixel_values"].flatten(0, -4)
+        part = getattr(plain.base_model, "vision_tower", None) or plain.base_model.vision_model
+    theirs = models.in_attention(part, "eager")(made, output_attentions=True).attentions
+    torch.testing.assert_close(acts["pattern", 3], theirs[3], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [("qwen2_vl", "grid_thw"), ("mistral3", "image_sizes"), ("mllama", "aspect_ratio_ids")]
+)
+def test_a_tower_whose_pictures_differ_in_size_is_refused(name: str, argument: str) -> None:
+    model = am.load(merged.model_of(name, merged.MLLAMA if name == "mllama" else None))
+    with pytest.raises(UnsupportedModelError, match=f"of different sizes, which {argument} tells apart"):
+        _ = model.vision
+    if name == "mllama":
+        with pytest.raises(InputError, match="its blocks 1, 3 read pictures by cross-attention"):
+            model.run(merged.inputs_of(merged.MLLAMA, 0, 9))
+
+
+def test_a_module_beside_the_blocks_may_merge() -> None:
+    texts = [merged.inputs_of(merged.PHI4, number, words) for number, words in enumerate(WORDS)]
+    model = am.load(merged.model_of("phi4_multimodal", merged.PHI4))
+    acts = model.run(texts, points=["embed", "logits"])
+    assert model.prove_merged.certificate.ok  # type: ignore[attr-defined]
+    plain = merged.model_of("phi4_multimodal", merged.PHI4)
+    for number, text in enumerate(texts):
+        expected, length = logits_of(plain, text)[0], text["input_ids"].shape[1]
+        torch.testing.assert_close(acts.logits[number, :length], expected, atol=2e-5, rtol=0)
+        held = text["input_ids"][0] == merged.IMAGE
+        rows = plain.get_input_embeddings()(text["input_ids"])[0]
+        same = (acts["embed"][number, :length] == rows).all(dim=-1)
+        assert bool(same[~held].all()) and not bool(same[held].any())
+
+
+def test_a_model_that_reads_no_text_alone_names_its_parts() -> None:
+    plain = tiny.merging("blip-2", {"vision_config.image_size": 32, "vision_config.patch_size": 8})
+    with pytest.raises(UnsupportedModelError, match=r"load one: am\.load\(model\.vision_model\) or am\.load\(model\.l"):
+        am.load(plain)
+    assert am.load(plain.vision_model).certificate.ok
+
+
+def test_positions_that_leave_out_padding_are_proven() -> None:
+    config = tiny.config_of("qwen2_5_omni_thinker")
+    config.vision_start_token_id, config.vision_config.depth = 90, 1
+    made = transformers.Qwen2_5OmniThinkerForConditionalGeneration._from_config(config, dtype=torch.float32)
+    assert am.load(models.randomised(made)).certificate.ok

@@ -38,7 +38,7 @@ from ..structure.copies import copy_of, moved, uncompiled
 from ..structure.plan import architectures_of, described, require_transformers, unwrapped
 from ..structure.rewritten import rewritten
 from ..structure.signals import argument_of
-from ..structure.text_part import sense_of, towers_of
+from ..structure.text_part import sense_of
 from . import adapters
 from .gguf import dequantised, is_gguf
 from .quantised import quantised_as, require_movable, require_unquantised
@@ -221,16 +221,13 @@ def load(
 def _tower(processor: Any, model: HookedModel, kind: Literal["vision", "sound"]) -> HookedModel:
     """The part of a model that reads pictures ("vision") or sounds, as a model of its own."""
     sense, part = ("an image", "image_processor") if kind == "vision" else ("a sound", "feature_extractor")
-    blocks = [stack.architecture.blocks for stack in model.stacks.values()]
-    base = model.original.base_model
-    path = next((path for path in towers_of(base, blocks) if sense_of(path) == sense), None)
+    path = next((path for path in model.towers if sense_of(path) == sense), None)
     if path is None:
         raise InputError(f"{model.name} has no {kind} tower: no model inside it reads {sense}.")
-    tower = copy_of(cast(PreTrainedModel, base.get_submodule(path)))
+    tower = copy_of(cast(PreTrainedModel, model.original.base_model.get_submodule(path)))
     tower.config.name_or_path = f"{model.name} ({kind} tower)"
     own = getattr(processor, part, None)
-    fits = own is not None and argument_of(tower) in own.model_input_names
-    loaded = load(tower, processor=own if fits else None)
+    loaded = load(tower, processor=own if argument_of(tower) in getattr(own, "model_input_names", ()) else None)
     loaded.source = f"{model.source}.{kind}"
     return loaded
 

@@ -13,7 +13,7 @@ from ...basics.messages import first_line
 from ...basics.public import public
 from ...batch import Batch
 from ...errors import InputError
-from ..structure.signals import FrontEnd, Signal, channels_of, pair
+from ..structure.signals import FrontEnd, Signal, pair
 from .patches import Lines, patch_places
 from .processors import Prepared
 
@@ -33,7 +33,7 @@ class PatchGrid:
     @classmethod
     def of(cls, config: Any) -> "PatchGrid":
         """Reads the grid from a vision model's config."""
-        return cls(channels_of(config), pair(config.image_size), pair(config.patch_size))
+        return cls(getattr(config, "num_channels", 3), pair(config.image_size), pair(config.patch_size))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -126,7 +126,7 @@ class ImageEncoder:
                 raise InputError(f'a mapping of inputs for this model must hold only "pixel_values"; got {names}.')
             inputs = named["pixel_values"]
         elif not isinstance(inputs, Tensor):
-            inputs = self._prepare(inputs)[self.signal.argument]
+            inputs = self._prepare(inputs)[self.signal.argument].flatten(0, -4)  # tiles are images
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
             got = str(inputs.dtype) if isinstance(inputs, torch.Tensor) else shown(inputs)
             raise InputError(

@@ -51,6 +51,8 @@ class MergedProof:
         _require(self._types, batch)
         if not self.certificate.ok:
             first = self.certificate.failed[0]
+            if any(check.name == "chain" for check in self.certificate.failed):
+                first = replace(first, detail="something is added to the stream between blocks, as by DeepStack")
             raise CertificateError(
                 f"how {model.name} merges {', '.join(batch.sensed)} with its tokens is not proven: {first.statement} "
                 f"does not hold ({first.detail}). Its text alone is certified."

@@ -34,6 +34,7 @@ from ..parts.packed import packed_projections
 from ..run.hooked import HookedModel
 from ..run.passes import ENCODED, call
 from ..stack.stack import Stack
+from ..structure.copies import copy_of, use_attention
 from ..structure.passes_apart import reading
 from ..structure.signals import below_head
 from .depth import SHORT, Depth
@@ -164,7 +165,7 @@ class Passes:
         """
 
         def run() -> Any:
-            plain = self.model.in_eager_attention()
+            plain = use_attention(copy_of(self.model.original), "eager", self.model.towers)
             # If attnmech follows another implementation, the logits of eager attention are compared.
             whole = self.model.architecture.trusted == "sdpa"
             with torch.no_grad():

@@ -53,8 +53,9 @@ class WiredModel:
         # memory until Python collects reference cycles.
         weakref.finalize(self, take_apart, self._model).atexit = False
         base: nn.Module = self._model.base_model
-        self._towers = towers_of(base, [plan.blocks for plan in plans]) if plans[0].reads == "tokens" else []
-        self._use_attention(self._model, IMPLEMENTATION)
+        self.towers = towers_of(base, [plan.blocks for plan in plans]) if plans[0].reads == "tokens" else []
+        """The paths of its parts that read pictures or sounds."""
+        use_attention(self._model, IMPLEMENTATION, self.towers)
         for plan in plans:
             if plan.adapt is not None:
                 plan.adapt(base)
@@ -191,16 +192,7 @@ class WiredModel:
         was trained.
         """
         plain, trusted = copy_of(self.original), self.architecture.trusted
-        return plain if trusted is None else self._use_attention(plain, trusted)
-
-    def in_eager_attention(self) -> PreTrainedModel:
-        """A copy of the caller's model in transformers' eager attention."""
-        return self._use_attention(copy_of(self.original), "eager")
-
-    def _use_attention(self, copied: PreTrainedModel, implementation: str) -> PreTrainedModel:
-        """Sets the attention of a copy; towers, which are not read, keep theirs."""
-        base = copied.base_model
-        return use_attention(copied, implementation, [base.get_submodule(path) for path in self._towers])
+        return plain if trusted is None else use_attention(plain, trusted, self.towers)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters under transformers' names."""

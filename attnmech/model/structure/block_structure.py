@@ -5,7 +5,6 @@ z times a gate); norms and sums are recognised by their inputs and outputs.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
@@ -91,7 +90,15 @@ class BlockReader:
         attended = self._attended
         heads, d_head = attended.q.shape[2:]
         v = self._source("v", attended.v)
-        q, k = self._queries_and_keys(v)
+        others = [] if self._first == slice(1) else [slice(-1, None), slice(1)]
+        while True:
+            try:
+                q, k = self._source("q", attended.q), self._source("k", attended.k, v)
+                break
+            except UnreadableError:
+                if not others:
+                    raise
+                self._first = others.pop()  # a class token before or after rotated patches is not rotated
         if v.norm is not None and v.latent is not None:
             _refuse("it has a norm of values that are expanded from a latent")
         if v.latent is None and (q.latent is not None or k.latent is not None):
@@ -121,15 +128,6 @@ class BlockReader:
         if v.norm is not None:
             plan = replace(plan, v_norm=self._below(v.norm), v_norm_axes=self._axes_of(v.norm))
         return self._with_layout(plan, q, k, v)
-
-    def _queries_and_keys(self, v: _Source) -> tuple[_Source, _Source]:
-        """The sources of queries and keys; where patches are rotated, a class token before or after them is not."""
-        others = [] if self._first == slice(1) else [slice(1), slice(-1, None)]
-        for places in others:
-            with suppress(UnreadableError):
-                return self._source("q", self._attended.q), self._source("k", self._attended.k, v)
-            self._first = places
-        return self._source("q", self._attended.q), self._source("k", self._attended.k, v)
 
     def _source(self, name: str, value: Tensor, values: _Source | None = None) -> _Source:
         """The columns of a projection that make q, k or v.
@@ -297,10 +295,7 @@ class BlockReader:
         candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
         for path, tables in candidates:
             fewer = range(2, self._length) if self._has_patches else ()
-            if tables is None:
-                continue
-            across = self._has_patches and tables[0].shape[:2] == (self._length, 1)
-            if across or tables[0].shape[1] == self._length or tables[0].shape[1] in fewer:
+            if tables is not None and (self._length in tables[0].shape[:2] or tables[0].shape[1] in fewer):
                 yield path, tables_for(tables, self._length)
 
     # -- W_O, norms and sums -------------------------------------------------------------------------------

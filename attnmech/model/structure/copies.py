@@ -100,12 +100,13 @@ def has_own_hooks(model: nn.Module) -> bool:
     return not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
-def use_attention(model: PreTrainedModel, implementation: str, towers: Sequence[nn.Module] = ()) -> PreTrainedModel:
+def use_attention(model: PreTrainedModel, implementation: str, towers: Sequence[str] = ()) -> PreTrainedModel:
     """Sets the attention implementation of a model and of all its parts, which may have their own configs (T5), except
-    its `towers`.
+    its `towers`, given by their paths.
     """
     # A config hands the setting on to the configs inside it.
-    kept = [(config, config._attn_implementation) for tower in towers for config in _configs(tower)]
+    parts: list[nn.Module] = [model.base_model.get_submodule(path) for path in towers]
+    kept = [(config, config._attn_implementation) for tower in parts for config in _configs(tower)]
     if hasattr(model, "own_attention"):
         model.own_attention(implementation)  # type: ignore[operator]
     for config in _configs(model):

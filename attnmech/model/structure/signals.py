@@ -31,11 +31,6 @@ def pair(size: Any) -> tuple[int, int]:
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
-def channels_of(config: Any) -> int:
-    """The number of channels of an image; the config of a model that takes no others may not name it (BLIP)."""
-    return int(getattr(config, "num_channels", 3))
-
-
 @dataclass(frozen=True)
 class Signal:
     """The inputs of a model of images or sound."""
@@ -90,7 +85,7 @@ def signal_of(model: PreTrainedModel) -> Signal | None:
 
 def _shape(argument: str, config: Any) -> tuple[int, ...]:
     if argument == "pixel_values":
-        return channels_of(config), *pair(config.image_size)
+        return getattr(config, "num_channels", 3), *pair(config.image_size)
     if argument == "input_features":
         return int(config.num_mel_bins), 2 * int(config.max_source_positions)
     if hasattr(config, "num_mel_bins"):

@@ -140,9 +140,7 @@ def merged_into(base: nn.Module, blocks: str) -> nn.Module | None:
 
 
 def merged_by(base: nn.Module, blocks: str) -> nn.Module | None:
-    """The module beside the blocks that returns the embeddings of tokens and of what its towers made (Phi-4); None
-    without one, and for a model inside which another takes them.
-    """
+    """The module beside the blocks that merges what its towers made with the tokens' embeddings (Phi-4), or None."""
     tops = {path.partition(".")[0] for path in towers_of(base, [blocks])}
     part = base.get_submodule(tops.pop()) if len(tops) == 1 and merged_into(base, blocks) is None else None
     return None if isinstance(part, PreTrainedModel) else part
