@@ -33,12 +33,9 @@ METRICS: Final = {
 """The metrics that have a name, with their definitions."""
 
 _IN_WORDS: Final = {
-    "kl": "KL divergence from the clean output",
-    "logit_difference": "logit difference",
-    "log_probability": "log probability of the answer",
-    "cross_entropy": "cross-entropy",
-    "mse": "squared error",
-}
+    "kl": "KL divergence from the clean output", "logit_difference": "logit difference", "mse": "squared error",
+    "log_probability": "log probability of the answer", "cross_entropy": "cross-entropy",
+}  # fmt: skip
 
 HIGHER_IS_BETTER: Final = {
     "loss": False,

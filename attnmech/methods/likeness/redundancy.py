@@ -117,31 +117,23 @@ def heads_in_plane(
     >>> figure.data[0].hovertext[0], figure.data[0].textposition[0]
     ('L0H0<br>nearest: L0H1, 0.04', 'top center')
 
-    Args:
-        points: coordinates; distances between them are close to the root of the divergence.
-        places: each head's layer and number.
-        nearest: each head's nearest head and their divergence, in words.
-        share: the share of the heads' spread that the plane shows.
-
+    `places` are the heads' layers and numbers, `nearest` their nearest heads with the divergence, in words, and `share`
+    is the share of the heads' spread that the plane shows.
     """
     layers, names = [layer for layer, _ in places], [f"L{layer}H{head}" for layer, head in places]
     sides = _sides(points, names)
     bar = {"title": {"text": "layer", "side": "right"}, "thickness": 12, "dtick": -(-len(set(layers)) // 8)}
     figure = Figure()
+    look = {"color": layers, "colorscale": "Viridis", "size": 9, "line": {"color": NEUTRAL, "width": 0.5}}
     figure.add_scatter(
-        x=points[:, 0],
-        y=points[:, 1],
-        mode="markers+text",
-        cliponaxis=False,
-        marker={"color": layers, "colorscale": "Viridis", "size": 9, "line": {"color": NEUTRAL, "width": 0.5}}
-        | ({"showscale": True, "colorbar": bar} if len(set(layers)) > 1 else {}),
+        x=points[:, 0], y=points[:, 1], mode="markers+text", cliponaxis=False, textfont={"size": 9},
+        marker=look | ({"showscale": True, "colorbar": bar} if len(set(layers)) > 1 else {}),
         text=[name if side else "" for name, side in zip(names, sides, strict=True)],
         textposition=[side or "top center" for side in sides],
-        textfont={"size": 9},
         customdata=[list(place) for place in places],
         hovertext=[f"{name}<br>nearest: {other}" for name, other in zip(names, nearest, strict=True)],
         hovertemplate="%{hovertext}<extra></extra>",
-    )
+    )  # fmt: skip
     figure.update_layout(template=FIGURE_STYLE, height=480, margin={"t": 20})
     figure.update_xaxes(title=f"√nats; the plane captures {percent(share, 0)} of the spread")
     figure.update_yaxes(title="√nats", scaleanchor="x")
