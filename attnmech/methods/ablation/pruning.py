@@ -38,7 +38,6 @@ from ...runs.effects import unit_of
 from ...runs.journal import Entry, Journal, leave, owning_journal
 from ...runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike, in_words
 from ...runs.options import SweepOptions
-from ...runs.progress import Steps
 from ...runs.progress import steps as bar_of
 from ...runs.sweep import Sweeps, Swept, identity_of_sweep
 
@@ -217,15 +216,14 @@ def prune_heads(
     require_model(model)
     optional_flag("higher_is_better", higher_is_better)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
-    count = len(chosen)
-    if steps is not None:
-        count = whole_number("steps", steps, least=1, most=len(chosen), most_is="the heads chosen")
+    most = len(chosen)
+    count = most if steps is None else whole_number("steps", steps, least=1, most=most, most_is="the heads chosen")
     draws, seed = whole_number("random", random), checked_seed(seed)
     ablations = Ablations.of(
         model, inputs, chosen, method, reference=reference, seed=seed,
         bos=options.get("bos"),
     )  # fmt: skip
-    noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}
+    noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else list(map(list, chosen)), "seed": seed}
 
     acting = {head: ablations.of_head(head) for head in chosen}
     of_texts: dict[str, Any] = {
@@ -242,28 +240,42 @@ def prune_heads(
     better = _better(judge, higher_is_better)
     orders = _random_orders(chosen, draws, seed)
     drawn = [order[:step] for order in orders for step in range(1, count + 1)]
-    file = None
+    file = step_file = None
+    order: list[Head] = []
+    after: list[Tensor] = []
     if (journal := options.get("journal")) is not None:
-        file = Journal(path_of(journal), _identity(model, whole, judge, ablations, chosen, count, better, draws))
-    greedy = _Greedy(measure, chosen, count, better, file, model.dtype)
+        rest = {
+            "heads": [ablations.of_head(head).digest for head in chosen], "steps": count, "higher is better": better,
+            "random orders": draws,
+        }  # fmt: skip
+        file = Journal(path_of(journal), identity_of_sweep(model, whole.provenance, judge, rest))
+        step_file = file.path.with_name(f"{file.path.name}.step")
+        order, after = _resumed(file, measure, model.dtype)
     measured: Swept | None = None
     with bar_of(
         "pruning", count * (2 * len(chosen) - count + 1) // 2 + len(drawn), show=options.get("progress", False)
     ) as bar:
         try:
-            greedy.run(bar)
+            bar.advance(sum(len(chosen) - step for step in range(len(order))))
+            while len(order) < count:
+                head, metrics = _next_step(measure, chosen, order, better, step_file)
+                order.append(head)
+                after.append(metrics)
+                if file is not None:
+                    entry = {"order": torch.tensor(order), "after": torch.stack(after)}
+                    file.write(Entry(entry, len(order), ""))
+                bar.advance(len(chosen) - len(order) + 1)
             if drawn:
-                measured = measure(drawn, greedy.step_file, partial=options.get("partial", False))
+                measured = measure(drawn, step_file, partial=options.get("partial", False))
                 bar.advance(len(drawn))
         except KeyboardInterrupt:
-            if not options.get("partial") or not greedy.order:
+            if not options.get("partial") or not order:
                 raise
-    values = torch.full((draws, len(greedy.order), whole.documents), torch.nan, dtype=torch.float64)
+    values = torch.full((draws, len(order), whole.documents), torch.nan, dtype=torch.float64)
     if measured is not None:
         values = measured.after.reshape(values.shape)
-    after = torch.stack(greedy.after)
     curve = PruningCurve(
-        judge.name, method, better, tuple(greedy.order), count, whole.before, after, tuple(orders), values,
+        judge.name, method, better, tuple(order), count, whole.before, torch.stack(after), tuple(orders), values,
         whole.tokens, whole.provenance,
     )  # fmt: skip
     if not curve.complete:
@@ -271,76 +283,31 @@ def prune_heads(
     return curve
 
 
-class _Greedy:
-    """The heads ablated so far, and the metric after each."""
-
-    def __init__(
-        self,
-        measure: Callable[..., Swept],
-        heads: Sequence[Head],
-        count: int,
-        higher_is_better: bool,
-        file: Journal | None,
-        precision: torch.dtype,
-    ) -> None:
-        self._measure, self._heads, self._count, self._file = measure, heads, count, file
-        self._sign = -1.0 if higher_is_better else 1.0
-        self.order: list[Head] = []
-        self.after: list[Tensor] = []
-        if file and (entry := file.resume()):
-            self.order = list(_heads(entry.tensors["order"].tolist()))
-            self.after = list(entry.tensors["after"])
-            self._check(file, precision)
-
-    def _check(self, file: Journal, precision: torch.dtype) -> None:
-        """Measures the journal's last step again; raises `JournalError` if the numbers differ."""
-        (metric,) = self._measure([tuple(self.order)]).after
-        count = counted(len(self.order), noun="head")
-        names = [f"the metric of text {number} with {count} ablated" for number in range(len(metric))]
-        file.require_same(names, self.after[-1], metric, precision)
-
-    @property
-    def done(self) -> bool:
-        """Whether all steps are done."""
-        return len(self.order) == self._count
-
-    @property
-    def step_file(self) -> Path | None:
-        """The journal of the current sweep."""
-        return None if self._file is None else self._file.path.with_name(self._file.path.name + ".step")
-
-    def run(self, bar: Steps) -> None:
-        """Runs all remaining steps."""
-        bar.advance(sum(len(self._heads) - step for step in range(len(self.order))))
-        while not self.done:
-            left = [head for head in self._heads if head not in self.order]
-            swept = self._measure([(*self.order, head) for head in left], self.step_file, keep=True)
-            best = int((self._sign * swept.after.mean(dim=-1)).argmin())
-            self.order.append(left[best])
-            self.after.append(swept.after[best])
-            if self._file:
-                tensors = {"order": torch.tensor(self.order), "after": torch.stack(self.after)}
-                self._file.write(Entry(tensors, len(self.order), ""))
-            bar.advance(len(left))
+def _next_step(
+    measure: Callable[..., Swept], heads: Sequence[Head], order: Sequence[Head], better: bool, file: Path | None
+) -> tuple[Head, Float[Tensor, " text"]]:
+    """The head whose ablation, after those in `order`, hurts least, and the metric of each text without it."""
+    left = [head for head in heads if head not in order]
+    swept = measure([(*order, head) for head in left], file, keep=True)
+    means = swept.after.mean(dim=-1)
+    best = int(means.argmax() if better else means.argmin())
+    return left[best], swept.after[best]
 
 
-def _identity(
-    model: HookedModel,
-    whole: Swept,
-    judge: Metric,
-    ablations: Ablations,
-    heads: Sequence[Head],
-    count: int,
-    higher_is_better: bool,
-    draws: int,
-) -> dict[str, Any]:
-    rest = {
-        "heads": [ablations.of_head(head).digest for head in heads],
-        "steps": count,
-        "higher is better": higher_is_better,
-        "random orders": draws,
-    }
-    return identity_of_sweep(model, whole.provenance, judge, rest)
+def _resumed(file: Journal, measure: Callable[..., Swept], precision: torch.dtype) -> tuple[list[Head], list[Tensor]]:
+    """The heads ablated so far, and the metric after each; measures the last step again, and raises `JournalError` if
+    the numbers differ.
+    """
+    entry = file.resume()
+    if entry is None:
+        return [], []
+    order = [(layer, head) for layer, head in entry.tensors["order"].tolist()]
+    after = list(entry.tensors["after"])
+    (metric,) = measure([tuple(order)]).after
+    count = counted(len(order), noun="head")
+    names = [f"the metric of text {number} with {count} ablated" for number in range(len(metric))]
+    file.require_same(names, after[-1], metric, precision)
+    return order, after
 
 
 def _random_orders(heads: Sequence[Head], draws: int, seed: int) -> list[tuple[Head, ...]]:
@@ -362,14 +329,6 @@ def _better(judge: Metric, higher_is_better: bool | None) -> bool:
             f"a function as the metric ({judge.name}) needs `higher_is_better`: True, or False as for a loss."
         )
     return higher_is_better
-
-
-def _listed(heads: Iterable[Head]) -> list[list[int]]:
-    return [list(head) for head in heads]
-
-
-def _heads(listed: Iterable[Sequence[int]]) -> tuple[Head, ...]:
-    return tuple((layer, head) for layer, head in listed)
 
 
 _CURVE: Final = MARKS["self"]

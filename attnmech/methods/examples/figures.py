@@ -2,12 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final
 
-from ...draw.embed import View
 from ...draw.packing import pack_texts
 from ...draw.scripts import of_question
 from ...draw.text import percent, visible_token
@@ -17,24 +15,12 @@ SCRIPT: Final = of_question("examples", tuple(files(__package__) / name for name
 """The script that draws the rows."""
 
 
-@dataclass(frozen=True)
-class HeadRows:
-    """The example rows of one head."""
+def packed_layer(heads: Sequence[tuple[int, float, Sequence[float], Sequence[Sequence[Example]]]]) -> str:
+    """The rows of a layer's heads, as examples.js reads them.
 
-    rows: int
-    """The number of the head's rows that count."""
-    share: float
-    """The share of these that are at least as strong as the weakest of the strongest examples."""
-    quantiles: Sequence[float]
-    """The 20, 40, 60 and 80 % quantiles of the values."""
-    strongest: Sequence[Example]
-    bands: Sequence[Sequence[Example]]
-    """Examples of each fifth of the rows, from the lowest values to the highest."""
-    random: Sequence[Example]
-
-
-def packed_layer(heads: Sequence[HeadRows]) -> str:
-    """The rows of a layer's heads, as examples.js reads them."""
+    Each head has the number of its rows that count, the share of these that are at least as strong as the weakest of
+    the strongest examples, the quantiles of the values, and lists of examples in the order in which they are shown.
+    """
     places: dict[str, int] = {}
 
     def token(text: str) -> int:
@@ -42,52 +28,14 @@ def packed_layer(heads: Sequence[HeadRows]) -> str:
 
     of_heads = [
         {
-            "rows": head.rows,
-            "share": percent(head.share, 1),
-            "quantiles": [_rounded(value) for value in head.quantiles],
-            "sheets": [
-                [_row(example, token) for example in examples]
-                for examples in (head.strongest, *reversed(head.bands), head.random)
-            ],
+            "rows": rows,
+            "share": percent(share, 1),
+            "quantiles": [_rounded(value) for value in quantiles],
+            "sheets": [[_row(example, token) for example in examples] for examples in sheets],
         }
-        for head in heads
+        for rows, share, quantiles, sheets in heads
     ]
     return pack_texts((json.dumps(list(places)), *map(json.dumps, of_heads)))
-
-
-def examples_view(
-    layers: Sequence[int],
-    heads: int,
-    *,
-    meaning: str,
-    sample: int,
-    packed: Sequence[str] = (),
-    files: Sequence[str] = (),
-    embedded: bool = False,
-) -> View:
-    """Shows the rows of one head: the strongest, those of each fifth, and rows at random.
-
-    Args:
-        layers: the layers measured.
-        heads: the number of heads in each layer.
-        meaning: the statistic by which rows are ordered, in words.
-        sample: the most rows of a head from which shares and fifths are computed.
-        packed: the rows of each layer, as `packed_layer` returns them.
-        files: instead, the file of each layer, relative to the page, which the page reads when it needs it.
-        embedded: whether the page around the view chooses the head.
-
-    """
-    data: Mapping[str, Any] = {
-        "layers": list(layers),
-        "heads": heads,
-        "chosen": {"layer": 0, "head": 0},
-        "meaning": meaning,
-        "sample": sample,
-        "packed": list(packed),
-        "files": list(files),
-        "embedded": embedded,
-    }
-    return View("examples", "Example rows of a head", READING, data, (SCRIPT,))
 
 
 READING: Final = (

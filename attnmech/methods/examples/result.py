@@ -30,7 +30,7 @@ from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from ...runs.summed import Summed
 from .example import Example
-from .figures import READING, HeadRows, examples_view, packed_layer
+from .figures import READING, SCRIPT, packed_layer
 from .formulas import RELATIONS, difference_of_halves, fifths, first_places, relations, strongest_of_groups
 from .sums import (
     BY,
@@ -473,30 +473,36 @@ def _taken(
 
 
 def view_of(examples: HeadExamples, *, files: Sequence[str] = (), embedded: bool = False) -> View:
-    """The rows of every head, for a page; the rows of each layer may be in files beside it."""
-    packed = [] if files else [packed_rows(examples, layer) for layer in examples.layers]
-    heads = examples.rows.shape[1]
-    return examples_view(
-        examples.layers, heads, meaning=examples._meaning, sample=SAMPLE, packed=packed, files=files, embedded=embedded
-    )
+    """The rows of every head, for a page.
+
+    Args:
+        examples: the rows.
+        files: the file of each layer, relative to the page, which the page reads when it needs it; by default, the page
+            holds the rows.
+        embedded: whether the page around the view chooses the head.
+
+    """
+    data = {
+        "layers": list(examples.layers),
+        "heads": examples.rows.shape[1],
+        "chosen": {"layer": 0, "head": 0},
+        "meaning": examples._meaning,
+        "sample": SAMPLE,
+        "packed": [] if files else [packed_rows(examples, layer) for layer in examples.layers],
+        "files": list(files),
+        "embedded": embedded,
+    }
+    return View("examples", "Example rows of a head", READING, data, (SCRIPT,))
 
 
 def packed_rows(examples: HeadExamples, layer: int) -> str:
     """The rows of a layer's heads, as a page holds them."""
     at = examples.layers.index(layer)
-    rows, share, quantiles = (of[at].tolist() for of in (examples.rows, examples.share, examples.quantiles))
-    return packed_layer(
-        [
-            HeadRows(
-                rows=rows[head],
-                share=share[head],
-                quantiles=quantiles[head],
-                strongest=examples.examples_of(layer, head),
-                bands=[
-                    [row for row in examples.examples_of(layer, head, "band") if row.band == band] for band in BANDS
-                ],
-                random=examples.examples_of(layer, head, "random"),
-            )
-            for head in range(examples.rows.shape[1])
-        ]
-    )
+    numbers = (of[at].tolist() for of in (examples.rows, examples.share, examples.quantiles))
+    heads = []
+    for head, of_head in enumerate(zip(*numbers, strict=True)):
+        bands = examples.examples_of(layer, head, "band")
+        sheets = [[row for row in bands if row.band == band] for band in reversed(BANDS)]
+        strongest, drawn = (examples.examples_of(layer, head, which) for which in ("strongest", "random"))
+        heads.append((*of_head, [strongest, *sheets, drawn]))
+    return packed_layer(heads)

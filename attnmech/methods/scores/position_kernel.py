@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, member
 from ...basics.nouns import TEXT, Nouns
-from ...draw.chart import ByChoice
+from ...draw.chart import ByChoice, Chart
 from ...draw.section import Section
 from ...errors import InputError
 from ...maths.scores import ScoreParts
 from ...results.by_layer import table_of
 from ...results.figure_file import SavesFigures
-from .wavelength_figures import kernel_chart, position_kernel
+from .wavelength_figures import kernel_chart
 from .wavelengths import UNROTATED, band_names, bands_there, checked_edges, dimensions_of
 
 
@@ -74,15 +74,17 @@ class PositionKernel(SavesFigures):
         """A head's kernel and its bands, as lines over distance."""
         index = self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
         head = index_of("head", head, self.values.shape[1])
-        bands = {name: value[index, head].cpu().double().numpy() for name, value in self.bands.items()}
-        values = self.values[index, head].cpu().double().numpy()
-        return position_kernel(self.distances.cpu().double().numpy(), values, bands)
+        return self._chart().figure(layer=index, head=head)
+
+    def _chart(self, nouns: Nouns = TEXT) -> Chart:
+        names = dict(zip(band_names(self.edges), band_names(self.edges, nouns.tokens), strict=True))
+        distances, values = (array.cpu().double().numpy() for array in (self.distances, self.values))
+        bands = {names[name]: value.cpu().double().numpy() for name, value in self.bands.items()}
+        return kernel_chart(distances, values, bands, nouns)
 
     def section(self, call: str, nouns: Nouns = TEXT) -> Section:
         """The kernels of every head, for a page on which the reader chooses a head."""
-        values = self.values.float().cpu().numpy()
-        names = dict(zip(band_names(self.edges), band_names(self.edges, nouns.tokens), strict=True))
-        bands = {names[name]: value.float().cpu().numpy() for name, value in self.bands.items()}
+        values = self.values.cpu().numpy()
 
         def finding(layer: int, head: int) -> str:
             kernel = values[layer, head]
@@ -99,9 +101,9 @@ class PositionKernel(SavesFigures):
             finding=ByChoice.texts(("layer", "head"), values.shape[:2], finding),
             reading="How much a key's score gains or loses from its distance behind the query, whatever the two "
             f"{nouns.tokens} are."
-            + (" Thin lines show the bands of wavelength; they add up to the thick line." if bands else ""),
+            + (" Thin lines show the bands of wavelength; they add up to the thick line." if self.bands else ""),
             caveat="Attention depends on all terms of the score together.",
-            figures={"kernel": kernel_chart(self.distances.float().cpu().numpy(), values, bands, nouns)},
+            figures={"kernel": self._chart(nouns)},
             call=f"{call}.plot(layer={{layer}}, head={{head}})",
         )
 

@@ -27,66 +27,6 @@ from .position_kernel import PositionKernel
 from .wavelengths import EDGES, Wavelengths
 
 
-def score_numbers(
-    text: Sequence[ScoreParts],
-    *,
-    layers: tuple[int, ...],
-    tokens: tuple[str, ...],
-    keys: tuple[str, ...] = (),
-    ranks: int,
-    pattern: Float[Tensor, "layer head query key"] | None,
-    notes: tuple[str, ...],
-    nouns: Nouns = TEXT,
-) -> ScoreNumbers:
-    """Computes the numbers of a text from its score parts in each layer.
-
-    If `pattern` is None, figures show the softmax of the scores. `keys` are the key tokens if they belong to another
-    text.
-    """
-    rows, length, heads = len(tokens), len(keys or tokens), text[0].query.shape[1]
-    names = names_along_row(text)
-    by_key = [
-        name for name in names
-        if all(name in parts.names_along_row() and not parts.differs_by_query(name) for parts in text)
-    ]  # fmt: skip
-    # Under rotation no term depends on the key alone; centred terms are shown for the last query.
-    by_last = [name for name in names if name in ("position", "key_bias")] if text[0].centred and not by_key else []
-    scores, patterns, ranked_keys, shares, key_terms, terms = [], [], [], [], [], []
-    for parts in text:
-        total = parts.total()
-        hidden = ~parts.visible.expand_as(total)
-        scores.append(total.masked_fill(hidden, torch.nan)[0])
-        if pattern is None:
-            attention = softmax_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), parts.sink)
-            patterns.append(attention.masked_fill(hidden, 0.0)[0])
-        ranked, share = ranked_shares(parts, names, ranks, parts.visible)
-        ranked_keys.append(ranked[0])
-        shares.append({name: value[0] for name, value in share.items()})
-        unseen = hidden[0, :, -1] if by_last else torch.zeros_like(hidden[0, :, -1])
-        last = slice(rows - 1, rows)
-        key_terms.append(
-            {
-                name: parts.term(name, last)[0, :, 0].expand(heads, length).masked_fill(unseen, torch.nan)
-                for name in by_key or by_last
-            }
-        )
-        terms.append({name: parts.term(name)[0] for name in parts.names() if name != "mask"})
-    return ScoreNumbers(
-        tokens=tokens,
-        keys=keys,
-        layers=layers,
-        scores=_stacked(scores),
-        pattern=_stacked(patterns) if pattern is None else pattern.float().cpu().numpy(),
-        ranked_key=torch.stack(ranked_keys).int().cpu().numpy(),
-        ranked_share={name: _stacked([share[name] for share in shares]) for name in shares[0]},
-        key_terms={name: _stacked([term[name] for term in key_terms]) for name in key_terms[0]},
-        key_terms_of_last=bool(by_last),
-        notes=notes,
-        nouns=nouns,
-        terms={name: _of_layers([term[name] for term in terms], heads) for name in terms[0]},
-    )
-
-
 def _stacked(values: Sequence[Tensor]) -> Float32[np.ndarray, "layer head *rest"]:
     stacked: Float32[np.ndarray, "layer head *rest"] = torch.stack(list(values)).float().cpu().numpy()
     return stacked
@@ -336,16 +276,44 @@ class SplitScores(Result):
         at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else here
         tokens = tuple(self.tokens[text][place] for place in here.tolist())
         keys = tuple(self.key_tokens[text][place] for place in at_keys.tolist())
-        notes = (*self._notes(text, nouns), *(self._softmax_note if pattern is None else ()))
-        return score_numbers(
-            [parts.of_text(text, here, at_keys) for parts in self.parts],
-            layers=self.layers,
+        of_layers = [parts.of_text(text, here, at_keys) for parts in self.parts]
+        heads, last, names = self.residual.shape[1], slice(len(tokens) - 1, len(tokens)), names_along_row(of_layers)
+        by_key = [
+            name for name in names
+            if all(name in parts.names_along_row() and not parts.differs_by_query(name) for parts in of_layers)
+        ]  # fmt: skip
+        # Under rotation no term depends on the key alone; centred terms are shown for the last query.
+        by_last = [] if by_key or not of_layers[0].centred else [
+            name for name in names if name in ("position", "key_bias")
+        ]  # fmt: skip
+        scores, patterns, ranked_keys, shares, key_terms, terms = [], [], [], [], [], []
+        for parts in of_layers:
+            total = parts.total()
+            hidden = ~parts.visible.expand_as(total)
+            scores.append(total.masked_fill(hidden, torch.nan)[0])
+            if pattern is None:
+                attention = softmax_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), parts.sink)
+                patterns.append(attention.masked_fill(hidden, 0.0)[0])
+            ranked, share = ranked_shares(parts, names, min(ranks, len(keys)), parts.visible)
+            ranked_keys.append(ranked[0])
+            shares.append({name: value[0] for name, value in share.items()})
+            unseen = hidden[0, :, -1] if by_last else torch.zeros_like(hidden[0, :, -1])
+            of_key = {name: parts.term(name, last)[0, :, 0].expand(heads, len(keys)) for name in by_key or by_last}
+            key_terms.append({name: term.masked_fill(unseen, torch.nan) for name, term in of_key.items()})
+            terms.append({name: parts.term(name)[0] for name in parts.names() if name != "mask"})
+        return ScoreNumbers(
             tokens=tokens,
             keys=keys if self._crosses else (),
-            ranks=min(ranks, len(keys)),
-            pattern=pattern,
-            notes=notes,
+            layers=self.layers,
+            scores=_stacked(scores),
+            pattern=_stacked(patterns) if pattern is None else pattern.float().cpu().numpy(),
+            ranked_key=torch.stack(ranked_keys).int().cpu().numpy(),
+            ranked_share={name: _stacked([share[name] for share in shares]) for name in shares[0]},
+            key_terms={name: _stacked([term[name] for term in key_terms]) for name in key_terms[0]},
+            key_terms_of_last=bool(by_last),
+            notes=(*self._notes(text, nouns), *(self._softmax_note if pattern is None else ())),
             nouns=nouns,
+            terms={name: _of_layers([term[name] for term in terms], heads) for name in terms[0]},
         )
 
     @property

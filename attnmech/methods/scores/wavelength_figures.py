@@ -67,37 +67,24 @@ def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: 
     return figure
 
 
-def position_kernel(
-    distances: Float[np.ndarray, " distance"],
-    whole: Float[np.ndarray, " distance"],
-    bands: Mapping[str, Float[np.ndarray, " distance"]],
-) -> go.Figure:
-    """Draws a head's position term by the distance from query to key, and what each band of wavelengths adds to it.
-
-    >>> figure = position_kernel(np.array([0.0, 1.0]), np.array([0.0, -0.5]), {})
-    >>> [(trace.meta, trace.y.tolist()) for trace in figure.data]
-    [('position', [0.0, -0.5])]
-
-    Args:
-        distances: query position − key position, in tokens.
-        whole: the term at each distance, in units of the score, minus its value at distance 0.
-        bands: what each band contributes at each distance; empty for a model without rotation.
-
-    Returns:
-        A figure with one trace per band and, last, one for the whole "position" term (named in the traces' `meta`).
-
-    """
-    by_band = {name: values[None, None] for name, values in bands.items()}
-    return kernel_chart(distances, whole[None, None], by_band).figure(layer=0, head=0)
-
-
 def kernel_chart(
     distances: Float[np.ndarray, " distance"],
     whole: Float[np.ndarray, "layer head distance"],
     bands: Mapping[str, Float[np.ndarray, "layer head distance"]],
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """The position kernel of every head."""
+    """Draws each head's position term by the distance from query to key, and what each band of wavelengths adds to it.
+
+    Args:
+        distances: query position − key position, in tokens.
+        whole: the term at each distance, in units of the score, minus its value at distance 0.
+        bands: what each band contributes at each distance; empty for a model without rotation.
+        nouns: the words for the positions.
+
+    Returns:
+        A chart with one trace per band and, last, one for the whole "position" term (named in the traces' `meta`).
+
+    """
     colours = sample_colorscale(SCORE_COLOURS[::-1][:4], np.linspace(0, 1, max(2, len(bands))).tolist())
     figure, slots = Figure(), []
     for place, (name, values) in enumerate({**bands, "position": whole}.items()):
