@@ -37,7 +37,7 @@ def trajectory(
     >>> import attnmech as am
     >>> trained = am.load()
     >>> run = am.trajectory([("start", am.untrained(trained)), ("end", trained)], am.head_types)
-    >>> run.steps, run.of("induction").shape
+    >>> run.steps, run["induction"].shape
     (('start', 'end'), torch.Size([2, 32]))
     >>> folders = sorted(Path("run").glob("step-*"))                                     # doctest: +SKIP
     >>> run = am.trajectory(folders, am.head_types)                                      # doctest: +SKIP
