@@ -289,6 +289,8 @@ def test_a_tower_whose_pictures_differ_in_size_is_refused(name: str, argument: s
     if name == "mllama":
         with pytest.raises(InputError, match="its blocks 1, 3 read pictures by cross-attention"):
             model.run(merged.inputs_of(merged.MLLAMA, 0, 9))
+        with pytest.raises(InputError, match=r"only the text of this model\. Leave it out"):
+            model.run(torch.tensor([[50, merged.IMAGE, 60]]))
 
 
 def test_a_module_beside_the_blocks_may_merge() -> None:

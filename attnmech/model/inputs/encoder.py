@@ -488,7 +488,7 @@ class Encoder:
             given = 'give that with it, {"text": ..., "images": [...], "sounds": [...]}, or leave the token out.'
             raise InputError(
                 f"the text holds {text}token {held[0]}, which stands for {self.placeholders[held[0]]}; "
-                f"{alone if self.besides is None else given}"
+                f"{alone if self.besides is None or self.besides.refused else given}"
             )
 
     @staticmethod
