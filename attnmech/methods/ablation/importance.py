@@ -277,32 +277,22 @@ def _scores(
     means: Mapping[int, Tensor],
     texts: Int[Tensor, " text"],
 ) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
-    """Returns the metric of each text of a batch, and the scores of all heads; `texts` numbers the batch's texts."""
+    """Returns the metric of each text of a batch, and the scores of all heads (`HeadImportance`); `texts` numbers the
+    batch's texts.
+    """
     stack = model.output_stack
     measured, ran, gradients = differentiated(model, part.batch, judge, [stack.point("z")], layers, texts)
     batch = part.batch.queries(stack.label)
-    scores = [
-        _score(method, ran[stack.point("z"), layer], gradients[stack.point("z"), layer], batch, means.get(layer))
-        for layer in layers
-    ]
+    scores = []
+    for layer in layers:
+        z, gradient = ran[stack.point("z"), layer], gradients[stack.point("z"), layer]
+        if layer in means:
+            z = z - _by_token(means[layer], batch)
+        # The gradient is 0 at padding, since nothing attends to it.
+        along = (as_float64(z) * as_float64(gradient)).sum(dim=-1)
+        of_michel = along.abs().sum(dim=1) / batch.lengths.to(along.device)[:, None]
+        scores.append((of_michel if method == "michel" else -along.sum(dim=1)).T)
     return measured, torch.stack(scores).cpu()
-
-
-def _score(
-    method: str,
-    z: Float[Tensor, "text position head d_head"],
-    gradient: Float[Tensor, "text position head d_head"],
-    batch: Batch,
-    mean: Float[Tensor, "1 _ head d_head"] | None,
-) -> Float[Tensor, "head text"]:
-    """Computes the scores of a layer's heads on each text (`HeadImportance`)."""
-    if mean is not None:
-        z = z - _by_token(mean, batch)
-    # The gradient is 0 at padding, since nothing attends to it.
-    along = (as_float64(z) * as_float64(gradient)).sum(dim=-1)
-    if method == "michel":
-        return (along.abs().sum(dim=1) / batch.lengths.to(along.device)[:, None]).T
-    return -along.sum(dim=1).T
 
 
 def _by_token(mean: Float[Tensor, "1 _ head d_head"], batch: Batch) -> Float[Tensor, "_ _ head d_head"]:

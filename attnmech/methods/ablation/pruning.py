@@ -4,14 +4,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...basics.arguments import optional_flag, whole_number
@@ -119,16 +118,32 @@ class PruningCurve(Table):
         """Draws the metric against the number of ablated heads, with its interval, and the random orders."""
         require_no_head(layer, head)
         curve = torch.cat((self.before[None], self.after))
+        low, high = (end.numpy() for end in TextMeans.of_values(curve, self.provenance.copies).interval())
         start = self.before.mean().expand(len(self.random), 1)
-        low, high = TextMeans.of_values(curve, self.provenance.copies).interval()
-        return pruning_lines(
-            ["none", *(f"L{layer}H{head}" for layer, head in self.order)],
-            curve.mean(dim=-1).numpy(),
-            low.numpy(),
-            high.numpy(),
-            torch.cat((start, self.random.mean(dim=-1)), dim=1).numpy(),
-            label=unit_of(self.metric),
-        )
+        places = list(range(len(curve)))
+        figure = Figure()
+        for number, draw in enumerate(torch.cat((start, self.random.mean(dim=-1)), dim=1).numpy()):
+            figure.add_scatter(
+                x=places, y=draw, mode="lines", name="in random order", legendgroup="random", showlegend=number == 0,
+                line={"color": NEUTRAL, "width": 1, "dash": "dot"},
+                hovertemplate=f"%{{x}} heads removed, random order {number}<br>%{{y:.4g}}<extra></extra>",
+            )  # fmt: skip
+        if np.isfinite(low).any():
+            figure.add_scatter(
+                x=[*places, *reversed(places)], y=[*high, *low[::-1]], fill="toself", mode="lines", line={"width": 0},
+                fillcolor="rgba(0,158,115,0.2)", name="95 % over texts", hoverinfo="skip",
+            )  # fmt: skip
+        look = MARKS["self"]
+        figure.add_scatter(
+            x=places, y=curve.mean(dim=-1).numpy(), mode="lines+markers", name="least harmful first",
+            line={"color": look.colour, "width": 2}, marker={"symbol": look.symbol, "size": 6},
+            text=["none", *(f"L{layer}H{head}" for layer, head in self.order)],
+            hovertemplate="%{x} heads removed, last %{text}<br>%{y:.4g}<extra></extra>",
+        )  # fmt: skip
+        figure.update_layout(template=FIGURE_STYLE, height=360)
+        figure.update_xaxes(title="heads removed")
+        figure.update_yaxes(title=unit_of(self.metric))
+        return figure
 
     @property
     def _title(self) -> str:
@@ -329,43 +344,3 @@ def _better(judge: Metric, higher_is_better: bool | None) -> bool:
             f"a function as the metric ({judge.name}) needs `higher_is_better`: True, or False as for a loss."
         )
     return higher_is_better
-
-
-_CURVE: Final = MARKS["self"]
-
-
-def pruning_lines(
-    steps: Sequence[str],
-    curve: NDArray[np.floating],
-    low: NDArray[np.floating],
-    high: NDArray[np.floating],
-    random: NDArray[np.floating],
-    *,
-    label: str,
-) -> go.Figure:
-    """Draws the metric after each step, `[step]`, with its interval as a band, and random orders, `[draw step]`.
-
-    `steps` names the head removed at each step; at the first, no head is removed.
-    """
-    places = list(range(len(steps)))
-    figure = Figure()
-    for number, draw in enumerate(random):
-        figure.add_scatter(
-            x=places, y=draw, mode="lines", name="in random order", legendgroup="random", showlegend=number == 0,
-            line={"color": NEUTRAL, "width": 1, "dash": "dot"},
-            hovertemplate=f"%{{x}} heads removed, random order {number}<br>%{{y:.4g}}<extra></extra>",
-        )  # fmt: skip
-    if np.isfinite(low).any():
-        figure.add_scatter(
-            x=[*places, *reversed(places)], y=[*high, *low[::-1]], fill="toself", mode="lines", line={"width": 0},
-            fillcolor="rgba(0,158,115,0.2)", name="95 % over texts", hoverinfo="skip",
-        )  # fmt: skip
-    figure.add_scatter(
-        x=places, y=curve, mode="lines+markers", name="least harmful first",
-        line={"color": _CURVE.colour, "width": 2}, marker={"symbol": _CURVE.symbol, "size": 6}, text=list(steps),
-        hovertemplate="%{x} heads removed, last %{text}<br>%{y:.4g}<extra></extra>",
-    )  # fmt: skip
-    figure.update_layout(template=FIGURE_STYLE, height=360)
-    figure.update_xaxes(title="heads removed")
-    figure.update_yaxes(title=label)
-    return figure

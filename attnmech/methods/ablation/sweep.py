@@ -85,24 +85,17 @@ def _entries(interventions: Any) -> list[tuple[str, tuple[Intervention, ...]]]:
             f"from names to them; got {shown(interventions)}."
         )
     named = isinstance(interventions, Mapping)
-    pairs = (
-        list(interventions.items())
-        if isinstance(interventions, Mapping)
-        else [(None, entry) for entry in interventions]
-    )
+    pairs = list(interventions.items() if isinstance(interventions, Mapping) else enumerate(interventions))
     if not pairs:
         raise InputError("`interventions` must hold at least one am.Intervention; got none.")
     entries = []
-    for place, (name, entry) in enumerate(pairs):
+    for name, entry in pairs:
         change = (entry,) if isinstance(entry, Intervention) else entry
+        where = f"`interventions`[{name!r}]"
         if not isinstance(change, list | tuple) or not all(isinstance(part, Intervention) for part in change):
-            where = f"[{name!r}]" if named else f"[{place}]"
-            raise InputError(
-                f"`interventions`{where} must be an am.Intervention or a list of them; got {shown(entry)}."
-            )
+            raise InputError(f"{where} must be an am.Intervention or a list of them; got {shown(entry)}.")
         if not change:
-            where = f"[{name!r}]" if named else f"[{place}]"
-            raise InputError(f"`interventions`{where} must hold at least one am.Intervention; got an empty list.")
-        label = "; ".join(map(str, change)) if name is None else string("interventions", name, "have strings as names")
+            raise InputError(f"{where} must hold at least one am.Intervention; got an empty list.")
+        label = string("interventions", name, "have strings as names") if named else "; ".join(map(str, change))
         entries.append((label, tuple(change)))
     return entries

@@ -283,20 +283,12 @@ class ResidualDrift(DriftByToken):
 
     def _lines_of_types(self, figure: str, order: list[int]) -> tuple[list[str], Any, Any, Any]:
         statistic = "log_rank" if figure == "rank" else figure
-        names: list[str] = []
-        values: list[Any] = []
-        lows: list[Any] = []
-        highs: list[Any] = []
-        for name in WORD_TYPES:
-            means = self.of_types(name)[statistic]
-            if float(means.means.below.sum()) > 0:
-                ends = [means.mean[list(self.layers)], *(end[list(self.layers)] for end in means.interval())]
-                # The mean of log10(1 + rank) is shown as a rank.
-                mean, low, high = (10**end - 1 if figure == "rank" else end for end in ends)
-                names.append(name)
-                for rows, numbers in zip((values, lows, highs), (mean, low, high), strict=True):
-                    rows.append(numbers[order].numpy())
-        return names, np.stack(values), np.stack(lows), np.stack(highs)
+        of_types = {name: self.of_types(name)[statistic] for name in WORD_TYPES}
+        there = {name: means for name, means in of_types.items() if float(means.means.below.sum()) > 0}
+        lines = torch.stack([torch.stack((means.mean, *means.interval())) for means in there.values()], dim=1)
+        # The mean of log10(1 + rank) is shown as a rank.
+        lines = 10**lines - 1 if figure == "rank" else lines
+        return list(there), *lines[:, :, [self.layers[place] for place in order]].numpy()
 
     def _baselines(self, order: list[int]) -> dict[str, Any]:
         return {
@@ -315,7 +307,7 @@ class ResidualDrift(DriftByToken):
         made = [
             Section(
                 heading,
-                self._reading(name),
+                reading_of(name, self.at, self.k, len(self.tokens)),
                 {f"drift-{name}": self.plot(name)},
                 f'drift.plot("{name}")',
             )
@@ -335,9 +327,6 @@ class ResidualDrift(DriftByToken):
                 )
             )
         return [replace(made[0], finding=self.verdicts().lead, caveat=self._caveat), *made[1:]]
-
-    def _reading(self, figure: str) -> str:
-        return reading_of(figure, self.at, self.k, len(self.tokens))
 
     @property
     def _caveat(self) -> str:
@@ -371,8 +360,6 @@ class ResidualDrift(DriftByToken):
             f"mean){no_interval(len(self.state['groups']))}."
         )
 
-    # -- the numbers behind it --------------------------------------------------------------------------------
-
 
 _LEVELS: Final = {"cosine": "cosine", "rank": "log_rank"}
 
@@ -396,7 +383,8 @@ def drift_numbers(drift: ResidualDrift, text: int = 0) -> DriftNumbers:
     cosine, rank, churned = (
         drift.by_token(name)[order][:, text][:, real].T.numpy() for name in ("cosine", "rank", "churn")
     )
-    means = {name: drift[name].means.mean[order].numpy() for name in ("cosine", "log_rank", "churn")}
+    means = {name: drift[name].means.mean[order].numpy() for name in ("cosine", "churn")}
+    means["rank"] = 10 ** drift["log_rank"].means.mean[order].numpy() - 1
     ids = drift._kept("nearest")[order][:, text][:, real][..., :NAMED].transpose(0, 1)
     known = {token: place for place, token in enumerate(drift.names)}
     baselines = drift._baselines(order)
@@ -408,7 +396,7 @@ def drift_numbers(drift: ResidualDrift, text: int = 0) -> DriftNumbers:
         cosine=cosine,
         rank=rank,
         churn=churned,
-        means={"cosine": means["cosine"], "rank": 10 ** means["log_rank"] - 1, "churn": means["churn"]},
+        means=means,
         between_tokens=baselines["two tokens of a text"],
         to_any_row=baselines["any row of the vocabulary"],
         nearest=np.vectorize(known.__getitem__, otypes=[np.int64])(ids.numpy()),

@@ -1,7 +1,7 @@
 """Says at which depth of a model its streams move, by cosine, by rank and by churn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import Any, Final
@@ -149,7 +149,7 @@ def _lead(stories: pd.DataFrame, agreement: pd.DataFrame, texts: int) -> str:
         f"{pair['one']} and {pair['other']}" for pair in pairs if pair["rho"] > 0 and pair["p_shuffled"] <= 0.05
     ]
     agree = (
-        f"Across layers, the step sizes of {_listed(together)} correlate more than in shuffled layers."
+        f"Across layers, the step sizes of {', and of '.join(together)} correlate more than in shuffled layers."
         if together
         else "Across layers, no two measures have step sizes that correlate more than in shuffled layers."
     )
@@ -163,10 +163,6 @@ def _told(row: Mapping[Any, Any]) -> str:
     return (
         f"by {row['metric']} {row['story']} (depth {row['depth']:.2f}, largest step into layer {row['largest_step']})"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", and of ".join(names)
 
 
 _ALL_ORDERS: Final = 7

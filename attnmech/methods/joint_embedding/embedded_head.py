@@ -22,6 +22,7 @@ from .distances import (
     weighted_correlation,
 )
 from .formulas import ScaleAndShift, Sphere, scale_grid, scale_of_norms
+from .numbers import NUMBERS
 from .token_pairs import Pairs, Tokens, drawn
 
 CURVE_PAIRS: Final = 20_000
@@ -33,13 +34,20 @@ _FLAT: Final = 1e-6
 
 @dataclass(frozen=True)
 class Plan:
-    """The heads to measure, and how their queries and keys become points."""
+    """The heads to measure, how their queries and keys become points, and how points become pictures."""
 
     heads: tuple[tuple[int, int], ...]
     geometry: Literal["scaled", "exact"]
     scale: float | Literal["auto", "norm"]
     shift: bool
     seed: int
+    projections: tuple[str, ...]
+    dims: int
+    perplexity: float
+    sample: int
+    bos: bool | None
+    truncate: bool
+    progress: bool
     fixed: Mapping[tuple[int, int], ScaleAndShift] = field(default_factory=dict)
     """For heads that are placed in an existing embedding, its scale and shift, which replace the heads' own."""
 
@@ -87,7 +95,7 @@ class OneHead:
             whole,
             vectors=whole.vectors[sampled].to(torch.float64 if self.plan.geometry == "exact" else self.q.dtype),
             norms=whole.norms[sampled].float(),
-            numbers=dict(zip(("query_norm", "key_norm"), medians, strict=True)) | whole.numbers,
+            numbers=whole.numbers | dict(zip(("query_norm", "key_norm"), medians, strict=True)),
         )
 
     def _scaled(self, q: Tensor, k: Tensor) -> EmbeddedHead:
@@ -113,11 +121,8 @@ class OneHead:
         apart = float((c * mean_q - mean_k / c).norm())
         spread = ((c * centred_q).square().sum(-1).mean() + (centred_k / c).square().sum(-1).mean()).div(2).sqrt()
         numbers = {
+            **_correlations(distance, product),
             "scale": c,
-            "correlation": weighted_correlation(distance, product),
-            "plain_correlation": plain_correlation(distance, product),
-            "spearman": rank_correlation(distance, product),
-            "row_spearman": math.nan,
             "centroid_distance": apart,
             "separation": apart / float(spread) if float(spread) > 0 else math.nan,
             "shift_share": self._shift_share(mean_q),
@@ -155,14 +160,8 @@ class OneHead:
         score = self.block.scale * pairs.products(q, k) + slope * p[pairs.key]
         distance = _distances(queries, keys, pairs.products(queries, keys), pairs).at(1.0)
         numbers = {
-            "scale": math.nan,
-            "correlation": weighted_correlation(distance, score),
-            "plain_correlation": plain_correlation(distance, score),
-            "spearman": rank_correlation(distance, score),
+            **_correlations(distance, score),
             "row_spearman": row_rank_correlation(distance, score, pairs.query),
-            "centroid_distance": math.nan,
-            "separation": math.nan,
-            "shift_share": math.nan,
             "attention_change": self._attention_change(sphere.queries(self.q), sphere.keys(self.k, by_key), 1.0, None),
         }
         nothing = torch.full_like(scale_grid(1.0), torch.nan)
@@ -247,6 +246,15 @@ class OneHead:
         scores = scores.masked_fill(~self.seen, torch.finfo(scores.dtype).min)
         sink = None if self.block.sink is None else self.block.sink[self.head : self.head + 1].cpu()
         return softmax_of(scores[:, None], sink)[:, 0]
+
+
+def _correlations(distance: Tensor, product: Tensor) -> dict[str, float]:
+    """The correlations of distance and product; NaN for all other numbers."""
+    return dict.fromkeys(NUMBERS, math.nan) | {
+        "correlation": weighted_correlation(distance, product),
+        "plain_correlation": plain_correlation(distance, product),
+        "spearman": rank_correlation(distance, product),
+    }
 
 
 def _distances(q: Tensor, k: Tensor, products: Tensor, pairs: Pairs) -> PairDistances:

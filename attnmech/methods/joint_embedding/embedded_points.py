@@ -25,7 +25,7 @@ from ...results.result import PagedResult
 from ...runs.token_types import TOKEN_TYPES
 from .formulas import spread_ratio
 from .numbers import NUMBERS, HeadNumbers
-from .page import embedding_section, embedding_view
+from .page import NAMES, embedding_section, embedding_view
 from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView, searched
 from .patch_images import PatchImages
 from .pictures import AFTER, criterion_curve, joint_scatter
@@ -281,8 +281,8 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         ratio = float(self.numbers["key_norm"][place] / self.numbers["query_norm"][place])
         numbers["key norm / query norm"] = ratio
         for projection, measures in self.after.items():
-            for label, name in (("correlation", "correlation"), ("trustworthiness", "trustworthiness")):
-                numbers[f"{label} ({NAMES[projection]})"] = float(measures[name][place])
+            for name in ("correlation", "trustworthiness"):
+                numbers[f"{name} ({NAMES[projection]})"] = float(measures[name][place])
         return EmbeddingHead(
             layer=layer,
             head=head,
@@ -451,8 +451,6 @@ _OF_ANOMALIES: Final = ("query_norm", "key_norm", "separation", "first_attention
 
 _CHANGED: Final = 1e-5
 """Changes of attention below this are attributed to rounding."""
-
-NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
 
 _SHOWN: Final = [number for number in NUMBERS.values() if number.label]
 """The numbers that the page shows for a head."""

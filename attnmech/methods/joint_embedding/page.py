@@ -27,7 +27,7 @@ SCRIPT: Final = of_question("joint_embedding", tuple(files(__package__) / name f
 MOST_COMPARED: Final = 1000
 """The largest number of points of a kind over which mean distances are taken, evenly chosen."""
 
-NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP"}
+NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
 
 MEANINGS: Final = {
     "correlation (": "the same correlation between the plotted points, after projection",

@@ -16,7 +16,7 @@ from ...draw.text import html_text
 from ...errors import InputError
 from ...maths.ranks import rank_correlation
 from .distances import weighted_correlation
-from .projections import CANNOT_PLACE, METRICS, Projection, Watch, project, trustworthiness
+from .projections import CANNOT_PLACE, METRICS, Projection, Watch, check_enough, project, trustworthiness
 from .token_pairs import Pairs, drawn
 
 _KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))
@@ -109,14 +109,17 @@ class Projecting:
     perplexity: float
     seed: int
 
-    def check_room(self, count: int) -> None:
-        """Raises `InputError` for more points than a projection is fitted to, if it cannot place the others."""
+    def check(self, count: int) -> None:
+        """Raises `InputError` for too few points, and for more points than a projection is fitted to, if it cannot
+        place the others.
+        """
         if count > FITTED and self.name in CANNOT_PLACE:
             raise InputError(
                 f'projection="{self.name}" takes at most {FITTED:,} points ({FITTED // 2:,} tokens); got '
                 f"{count // 2:,} tokens. Use sample={FITTED // 2} or less, or a projection that can place further "
                 'points: "pca", "umap" or "opentsne".'
             )
+        check_enough(self.name, count, dims=self.dims, perplexity=self.perplexity)
 
     def fit(self, vectors: Float[Tensor, "point d"], watch: Watch = lambda share: None) -> Projection:
         """Fits the projection to a head's points, or to the queries and keys of a sample of its tokens."""

@@ -29,7 +29,7 @@ from .formulas import ScaleAndShift
 from .numbers import NUMBERS
 from .patch_images import patch_images
 from .pictures import AFTER, Projecting, after_projection
-from .projections import CANNOT_PLACE, PROJECTIONS, Projection, check_enough, require_installed
+from .projections import CANNOT_PLACE, PROJECTIONS, Projection, require_installed
 from .sums import Embedder, in_threads
 from .token_pairs import Tokens, sampled
 
@@ -127,24 +127,11 @@ def joint_embedding(
     perplexity, seed = finite_number("perplexity", perplexity, above=0.0), whole_number("seed", seed, most=2**32 - 1)
     sample = whole_number("sample", sample, least=2)
     bos, truncate = optional_flag("bos", bos), flag("truncate", truncate)
-    settings = _Settings(names, dims, perplexity, sample, bos, truncate, flag("progress", progress))
     plan = Plan(
-        tuple(model.check_heads(heads, layers, stack)), geometry, _checked_scale(scale), flag("shift", shift), seed
-    )
-    return _embedded(model, inputs, plan, settings, stack)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The settings of a call that are not part of the plan of its pass."""
-
-    projections: tuple[str, ...]
-    dims: int
-    perplexity: float
-    sample: int
-    bos: bool | None
-    truncate: bool
-    progress: bool
+        tuple(model.check_heads(heads, layers, stack)), geometry, _checked_scale(scale), flag("shift", shift), seed,
+        names, dims, perplexity, sample, bos, truncate, flag("progress", progress),
+    )  # fmt: skip
+    return _embedded(model, inputs, plan, stack)
 
 
 def _projections(projection: Any) -> tuple[str, ...]:
@@ -172,7 +159,6 @@ def _embedded(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     plan: Plan,
-    settings: _Settings,
     stack: str | None,
     fitted: "JointEmbedding | None" = None,
 ) -> "JointEmbedding":
@@ -185,19 +171,19 @@ def _embedded(
         )
     layers = tuple(dict.fromkeys(layer for layer, _ in plan.heads))
     model.points.resolve([of_stack.point(name) for name in ("scores", "pattern")], layers, model.refused)
-    chosen = _texts(model, inputs, plan, settings)
+    chosen = _texts(model, inputs, plan)
     batch = chosen.batch.queries(of_stack.label)
     tokens = Tokens.of(batch)
-    places = sampled(tokens, torch.tensor(chosen.documents), settings.sample, plan.seed)
-    _check(plan, settings, len(places), of_stack.d_head, model.dtype)
+    places = sampled(tokens, torch.tensor(chosen.documents), plan.sample, plan.seed)
+    _check(plan, len(places), of_stack.d_head, model.dtype)
     embedder = Embedder(plan, batch, places, _carried(batch, len(plan.heads)), of_stack.label)
     model.forward(chosen.batch, rows=[embedder], layers=[(of_stack.label, layer) for layer in layers])
     embedded_heads = [embedder.embedded[place] for place in plan.heads]
-    points, after = _pictures(plan, settings, embedder, embedded_heads, fitted)
+    pictures = {name: _picture(name, plan, embedder, embedded_heads, fitted) for name in plan.projections}
     options = {
-        "heads": [list(place) for place in plan.heads], "projection": list(settings.projections), "dims": settings.dims,
-        "shift": plan.shift, "scale": plan.scale, "geometry": plan.geometry, "sample": settings.sample,
-        "perplexity": settings.perplexity, "seed": plan.seed, "bos": chosen.batch.bos,
+        "heads": [list(place) for place in plan.heads], "projection": list(plan.projections), "dims": plan.dims,
+        "shift": plan.shift, "scale": plan.scale, "geometry": plan.geometry, "sample": plan.sample,
+        "perplexity": plan.perplexity, "seed": plan.seed, "bos": chosen.batch.bos,
         "stack": of_stack.label or "self",
     }  # fmt: skip
     return JointEmbedding(
@@ -208,8 +194,8 @@ def _embedded(
         geometry=plan.geometry,
         shift=plan.shift and plan.geometry == "scaled",
         chosen_by=plan.scale if isinstance(plan.scale, str) else "given",
-        dims=settings.dims,
-        perplexity=settings.perplexity,
+        dims=plan.dims,
+        perplexity=plan.perplexity,
         seed=plan.seed,
         labels=tuple(batch.tokens[row][place] for row, place in _cells(embedder.sample)),
         text=embedder.sample.text,
@@ -229,11 +215,11 @@ def _embedded(
         numbers={
             name: torch.tensor([head.numbers[name] for head in embedded_heads], dtype=torch.float64) for name in NUMBERS
         },
-        after=after,
+        after={name: measures for name, (_, measures) in pictures.items()},
         flags=tuple(head.flag for head in embedded_heads),
         grid=torch.stack([head.grid for head in embedded_heads]),
         curve=torch.stack([head.curve for head in embedded_heads]),
-        points=points,
+        points={name: points for name, (points, _) in pictures.items()},
         patterns={str(number): value for number, value in embedder.patterns.items()},
         text_labels={
             str(number): tuple(
@@ -249,29 +235,27 @@ def _embedded(
     )
 
 
-def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, settings: _Settings) -> ChosenTexts:
+def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan) -> ChosenTexts:
     """Returns the inputs, or texts drawn from a corpus, as one batch."""
     known = isinstance(inputs, (str, Ids, Mapping, Batch, Sequence)) or hasattr(inputs, "__array__")
     if isinstance(inputs, Iterable) and not known:
         return choose_texts(
-            model, cast(Iterable[Inputs], inputs), tokens=max(TOKENS, settings.sample), seed=plan.seed,
-            bos=settings.bos, truncate=settings.truncate,
+            model, cast(Iterable[Inputs], inputs), tokens=max(TOKENS, plan.sample), seed=plan.seed,
+            bos=plan.bos, truncate=plan.truncate,
         )  # fmt: skip
-    if settings.truncate:
+    if plan.truncate:
         raise InputError("`truncate` needs an iterator of texts, such as iter(texts).")
-    batch = model.encode(cast(Inputs, inputs), bos=settings.bos)
+    batch = model.encode(cast(Inputs, inputs), bos=plan.bos)
     batch.require_text_alone("embedded")
     return ChosenTexts(batch, tuple(range(len(batch.ids))), len(batch.ids), 0)
 
 
-def _check(plan: Plan, settings: _Settings, tokens: int, d_head: int, dtype: torch.dtype) -> None:
+def _check(plan: Plan, tokens: int, d_head: int, dtype: torch.dtype) -> None:
     """Raises `InputError` for too few tokens and for too many points."""
     if tokens < 2:
         raise InputError("a joint embedding needs at least two tokens; pass a longer text.")
-    for name in settings.projections:
-        count = 2 * tokens
-        Projecting(name, settings.dims, settings.perplexity, plan.seed).check_room(count)
-        check_enough(name, count, dims=settings.dims, perplexity=settings.perplexity)
+    for name in plan.projections:
+        Projecting(name, plan.dims, plan.perplexity, plan.seed).check(2 * tokens)
     size = 8 * (d_head + 2) if plan.geometry == "exact" else torch.promote_types(dtype, torch.float32).itemsize * d_head
     bytes_per_token = 2 * len(plan.heads) * size
     if tokens * bytes_per_token > KEPT_BYTES:
@@ -294,35 +278,17 @@ def _carried(batch: Batch, heads: int) -> list[int]:
     return texts
 
 
-def _pictures(
-    plan: Plan,
-    settings: _Settings,
-    embedder: Embedder,
-    embedded: Sequence[EmbeddedHead],
-    fitted: "JointEmbedding | None",
-) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """The points of every head by projection, and the measures after projection."""
-    points, after = {}, {}
-    for name in settings.projections:
-        points[name], measured = _picture(name, plan, settings, embedder, embedded, fitted)
-        after[name] = {
-            number: torch.tensor([measures[number] for measures in measured], dtype=torch.float64) for number in AFTER
-        }
-    return points, after
-
-
 def _picture(
     name: str,
     plan: Plan,
-    settings: _Settings,
     embedder: Embedder,
     embedded: Sequence[EmbeddedHead],
     fitted: "JointEmbedding | None",
-) -> tuple[Float[Tensor, "chosen point dims"], list[dict[str, float]]]:
+) -> tuple[Float[Tensor, "chosen point dims"], dict[str, Tensor]]:
     """The points of every head in one projection, and the measures after it."""
-    projecting = Projecting(name, settings.dims, settings.perplexity, plan.seed)
+    projecting = Projecting(name, plan.dims, plan.perplexity, plan.seed)
     points = []
-    with steps(f"projecting by {name}", len(embedded), show=settings.progress) as bar:
+    with steps(f"projecting by {name}", len(embedded), show=plan.progress) as bar:
         # One at a time: several of the libraries are not thread-safe, and start their own threads.
         for place, head in enumerate(embedded):
             if fitted is None:
@@ -335,7 +301,9 @@ def _picture(
         head, pairs = embedded[place], embedder.pairs[plan.heads[place][0]]
         return after_projection(name, head.vectors, points[place], head.offset, pairs, plan.seed)
 
-    return torch.stack(points), in_threads(measured, len(embedded))
+    measures = in_threads(measured, len(embedded))
+    after = {number: torch.tensor([of_head[number] for of_head in measures], dtype=torch.float64) for number in AFTER}
+    return torch.stack(points), after
 
 
 def _cells(tokens: Tokens) -> list[tuple[int, int]]:
@@ -420,7 +388,9 @@ class JointEmbedding(EmbeddedPoints):
         for name in self.points:
             self._placer(name, 0)
         fixed = {head: self._embedding(place) for place, head in enumerate(self.heads)}
-        plan = Plan(self.heads, "scaled", "auto", self.shift, self.seed, fixed)
         sample = whole_number("sample", sample, least=2)
-        settings = _Settings(tuple(self.points), self.dims, self.perplexity, sample, bos, truncate, progress=False)
-        return _embedded(model, inputs, plan, settings, self.stack or None, self)
+        plan = Plan(
+            self.heads, "scaled", "auto", self.shift, self.seed, tuple(self.points), self.dims, self.perplexity,
+            sample, bos, truncate, progress=False, fixed=fixed,
+        )  # fmt: skip
+        return _embedded(model, inputs, plan, self.stack or None, self)

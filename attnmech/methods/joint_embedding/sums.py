@@ -5,9 +5,10 @@ Afterwards only the sampled tokens' vectors are stored, so the layer's memory is
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import torch
@@ -59,15 +60,6 @@ ROWS: Final = 512
 """The largest number of evenly spaced rows of each text in which `shift_share` and `attention_change` are measured."""
 
 
-@dataclass
-class LayerPass:
-    """The data gathered from a layer's blocks of rows."""
-
-    q: list[Tensor] = field(default_factory=list)
-    first: list[Tensor] = field(default_factory=list)
-    """The attention to first tokens."""
-
-
 class Embedder:
     """Observes one pass over a batch (`HookedModel.forward`)."""
 
@@ -91,21 +83,21 @@ class Embedder:
         }
         self.sink = False
         """Whether a sink takes part of the attention."""
-        self._layers: dict[int, LayerPass] = {}
+        self._layers: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        """The queries of each block of a layer's rows, and the attention to first tokens."""
 
     def __call__(self, block: RowBlock) -> None:
         """Receives a block of rows; after a layer's last block, measures its heads."""
         heads = [head for layer, head in self.plan.heads if layer == block.layer]
-        here = self._layers.setdefault(block.layer, LayerPass())
-        here.q.append(local_half(block.q[:, heads], block.mask).clone())
         self.sink = self.sink or block.sink is not None
         # Keys that are not tokens do not become points.
         pattern = block.pattern[:, heads, :, : block.mask.queries]
         self._note_highest(pattern, block)
-        here.first.append(self._on_first(pattern, block))
+        q = local_half(block.q[:, heads], block.mask).clone()
+        self._layers[block.layer].append((q, self._on_first(pattern, block)))
         self._keep_patterns(pattern, block)
         if block.rows.stop == self.batch.ids.shape[1]:
-            self._measure(heads, self._layers.pop(block.layer), block)
+            self._measure(heads, block)
 
     # -- measures of the pattern ------------------------------------------------------------------------------
 
@@ -146,9 +138,10 @@ class Embedder:
 
     # -- measures of queries and keys -------------------------------------------------------------------------
 
-    def _measure(self, heads: list[int], here: LayerPass, block: RowBlock) -> None:
+    def _measure(self, heads: list[int], block: RowBlock) -> None:
         layer, mask = block.layer, block.mask
-        q = torch.cat(here.q, dim=2).cpu()
+        queries, first = zip(*self._layers.pop(layer), strict=True)
+        q = torch.cat(queries, dim=2).cpu()
         group = block.q.shape[1] // block.k.shape[1]
         k = local_half(block.k[:, [head // group for head in heads], : mask.queries], mask).cpu()
         own = id(self)  # a rule may outlive this observer
@@ -157,7 +150,7 @@ class Embedder:
         self.pairs[layer] = mask.once(("sample", own), lambda: visible_pairs(self.sample, mask, self.plan.seed))
         rows = torch.linspace(0, mask.queries - 1, min(ROWS, mask.queries)).long()
         seen = mask.once(("rows", own), lambda: self._seen(mask, rows))
-        on_first = torch.stack(here.first).sum(dim=0)
+        on_first = torch.stack(first).sum(dim=0)
         after_first = int(self.batch.mask.sum()) - len(self.batch.ids)
 
         def measured(place: int) -> EmbeddedHead:

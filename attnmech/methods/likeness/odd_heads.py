@@ -371,12 +371,10 @@ class OddHeads(OddHeadStatistics, SummedTable):
         """The finding in one paragraph."""
         heads, odd = len(self.layers) * self._heads, self.odd
         if bool(self.entropy.isnan().all()):
-            texts = self._texts
-            return f"On {texts}, no token after the first sees two keys, so how heads attend is not measured."
+            return f"On {self._texts}, no token after the first sees two keys, so how heads attend is not measured."
         counts = [_counted(int((odd["reason"] == name).sum()), name) for name in CLASSES]
         unusual = odd[odd["reason"] == "unusual"]
         several = len(unusual[["layer", "head"]].drop_duplicates())
-        texts = self._texts
         most = ""
         if several:
             first = unusual.iloc[0]

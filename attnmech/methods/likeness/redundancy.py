@@ -68,6 +68,14 @@ def divergence_map(
 
     """
     heads = len(divergence)
+
+    def told(one: int, other: int) -> str:
+        words, span = f"L{layer}H{one} and L{layer}H{other}", (low[one, other], high[one, other])
+        if not np.isfinite(divergence[one, other]):
+            return f"{words}<br>not measured"
+        words = f"{words}<br>{divergence[one, other]:.3g} nats"
+        return f"{words}<br>95 %: {span[0]:.3g} to {span[1]:.3g}" if np.isfinite(span[0]) else words
+
     figure = Figure()
     figure.add_heatmap(
         z=np.where(np.eye(heads, dtype=bool), np.nan, divergence),
@@ -77,35 +85,16 @@ def divergence_map(
         zmax=float(np.log(2)),
         colorscale=_ALIKE_DARK,
         colorbar={"title": {"text": "divergence, nats", "side": "right"}, "thickness": 12},
-        text=[
-            [_told(layer, one, other, divergence, low, high) for other in range(heads)] for one in range(heads)
-        ],
+        text=[[told(one, other) for other in range(heads)] for one in range(heads)],
         hovertemplate="%{text}<extra></extra>",
         hoverongaps=False,
         xgap=1,
         ygap=1,
-    )  # fmt: skip
+    )
     figure.update_layout(template=FIGURE_STYLE, height=max(260, 110 + 24 * heads))
     figure.update_xaxes(title=f"head of layer {layer}", dtick=1 if heads <= 32 else None, showgrid=False)
     figure.update_yaxes(title="head", autorange="reversed", dtick=1 if heads <= 32 else None, showgrid=False)
     return figure
-
-
-def _told(
-    layer: int,
-    one: int,
-    other: int,
-    divergence: Float[np.ndarray, "head head"],
-    low: Float[np.ndarray, "head head"],
-    high: Float[np.ndarray, "head head"],
-) -> str:
-    pair = f"L{layer}H{one} and L{layer}H{other}"
-    if not np.isfinite(divergence[one, other]):
-        return f"{pair}<br>not measured"
-    words = f"{pair}<br>{divergence[one, other]:.3g} nats"
-    if not np.isfinite(low[one, other]):
-        return words
-    return f"{words}<br>95 %: {low[one, other]:.3g} to {high[one, other]:.3g}"
 
 
 def heads_in_plane(

@@ -180,17 +180,13 @@ class Composition(PagedResult):
         """One row per kind and pair of heads, the highest score first: kind, layer, head, later_layer, later_head,
         score, ratio (to the baseline).
         """
-        parts = []
-        for kind in KINDS:
-            scores = getattr(self, kind)
-            places = (~scores.isnan()).nonzero()
-            frame = pd.DataFrame(places.tolist(), columns=["layer", "head", "later_layer", "later_head"])
-            frame.insert(0, "kind", kind)
-            frame["score"] = scores[tuple(places.T)].tolist()
-            parts.append(frame)
-        whole = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-        whole["ratio"] = whole["score"] / self.baseline
-        return whole.sort_values("score", ascending=False, kind="stable", ignore_index=True)
+        scores = torch.stack([getattr(self, kind) for kind in KINDS])
+        places = (~scores.isnan()).nonzero()
+        frame = pd.DataFrame(places.numpy(), columns=["kind", "layer", "head", "later_layer", "later_head"])
+        frame["kind"] = [KINDS[number] for number in frame["kind"]]
+        frame["score"] = scores[tuple(places.T)].numpy()
+        frame["ratio"] = frame["score"] / self.baseline
+        return frame.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads: each head's highest score of a kind (by default "v") with an earlier head, minus the

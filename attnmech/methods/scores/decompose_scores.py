@@ -36,7 +36,6 @@ from ...model.parts.hashes import batch_hash
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, reference_of, require_means_of
 from ...model.stack.ledger import ScoreAudit
-from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.mean_qk import MeanQK
 from .figures import key_terms_chart, score_shares_chart
@@ -119,9 +118,21 @@ def decompose_scores(
         require_means_of(centre, model.weights_hash, blocks, chosen)
     batch = model.encode(inputs, bos=bos)
     queries, keys = batch.queries(blocks.label), batch.keys(blocks.label)
-    ledgers = _Ledgers(model, blocks, chosen, fold_norm, centre)
-    model.forward(batch, captures=captures, rows=[ledgers])
-    audits = [ledgers.audits[layer] for layer in chosen]
+    audited: dict[int, ScoreAudit] = {}
+
+    def read(block: RowBlock) -> None:
+        if block.stack != blocks.label or block.layer not in chosen:
+            return
+        if block.layer not in audited:
+            # Layers with the same mask share one tensor of visible keys.
+            visible = block.mask.once("visible", lambda: block.mask.visible(range(block.mask.queries)))
+            audited[block.layer] = ScoreAudit(
+                model.stacks, block, block["attn_in"], visible, fold_norm=fold_norm, centre=centre
+            )
+        audited[block.layer].add(block)
+
+    model.forward(batch, captures=captures, rows=[read])
+    audits = [audited[layer] for layer in chosen]
     for audit in audits:
         audit.require_exact()
     options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm, "stack": blocks.label or "self"}
@@ -142,28 +153,6 @@ def decompose_scores(
         reference=None if centre is None else reference_of(centre, batch, blocks),
         provenance=model.provenance(batch_hash(batch), queries.tokens, options),
     )
-
-
-class _Ledgers:
-    """Builds each layer's ledger and checks it against the scores as the model runs."""
-
-    def __init__(
-        self, model: HookedModel, stack: Stack, layers: list[int], fold_norm: bool, centre: Centre | None
-    ) -> None:
-        self.model, self.stack, self.layers, self.fold_norm, self.centre = model, stack, layers, fold_norm, centre
-        self.audits: dict[int, ScoreAudit] = {}
-
-    def __call__(self, block: RowBlock) -> None:
-        layer = block.layer
-        if block.stack != self.stack.label or layer not in self.layers:
-            return
-        if layer not in self.audits:
-            # Layers with the same mask share one tensor of visible keys.
-            visible = block.mask.once("visible", lambda: block.mask.visible(range(block.mask.queries)))
-            self.audits[layer] = ScoreAudit(
-                self.model.stacks, block, block["attn_in"], visible, fold_norm=self.fold_norm, centre=self.centre
-            )
-        self.audits[layer].add(block)
 
 
 @dataclass(frozen=True, repr=False)
@@ -301,10 +290,10 @@ class ScoreDecomposition(WritesHtml, SplitScores):
         here = self.real[text].nonzero()[:, 0]
         at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else here
         frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), text)
-        q, k, product, turns = (column.to_numpy() for _, column in frame.items())
         query_label, key_label = token_labels(view.tokens)[query], token_labels(view.key_tokens)[key]
-        title = f"L{layer}H{head}: query {query_label}, key {key_label}, together {signed(product.sum(), '.3f')}"
-        return dimension_bars(q, k, product, turns, title=title)
+        total = signed(frame["product"].sum(), ".3f")
+        title = f"L{layer}H{head}: query {query_label}, key {key_label}, together {total}"
+        return dimension_bars(frame, title=title)
 
     @returns_page
     def to_html(self) -> str:

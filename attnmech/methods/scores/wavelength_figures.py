@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
@@ -113,37 +114,27 @@ def kernel_chart(
     return Chart(figure, tuple(slots))
 
 
-def dimension_bars(
-    query: Float[np.ndarray, " d_head"],
-    key: Float[np.ndarray, " d_head"],
-    product: Float[np.ndarray, " d_head"],
-    wavelengths: Float[np.ndarray, " d_head"] | None,
-    *,
-    title: str,
-) -> go.Figure:
+def dimension_bars(frame: pd.DataFrame, *, title: str) -> go.Figure:
     """Draws the query, the key and what each dimension adds to the score, for one pair of tokens.
 
     Args:
-        query: the query as it enters the score.
-        key: the key as it enters the score.
-        product: scale · query · key for each dimension, in units of the score.
-        wavelengths: the number of tokens in which each dimension turns once; None in a model without rotation.
+        frame: the table of `SplitScores.dimensions`.
         title: names the pair and gives the sum.
 
     Returns:
         A figure with bars of "query", "key" and "product" (the traces' `meta`), one below the other.
 
     """
-    names = ["query q", "key k", "scale · q · k"]
-    figure = Figure(make_subplots(3, 1, shared_xaxes=True, vertical_spacing=0.08, subplot_titles=names))
-    turn = ["" if wavelengths is None else _turn(value) for value in (query if wavelengths is None else wavelengths)]
-    for row, (name, values) in enumerate({"query": query, "key": key, "product": product}.items(), start=1):
-        colours = np.where(np.asarray(values) < 0, SIGNED_COLOURS[0], SIGNED_COLOURS[-1]).tolist()
+    names = {"query": "query q", "key": "key k", "product": "scale · q · k"}
+    figure = Figure(make_subplots(3, 1, shared_xaxes=True, vertical_spacing=0.08, subplot_titles=list(names.values())))
+    for row, name in enumerate(names, start=1):
+        values = frame[name].to_numpy()
+        colours = np.where(values < 0, SIGNED_COLOURS[0], SIGNED_COLOURS[-1]).tolist()
         bars = go.Bar(
             x=list(range(len(values))),
             y=values,
             marker={"color": colours if name == "product" else "#6f9cc1"},
-            customdata=turn,
+            customdata=frame["wavelength"].map(_turn).tolist(),
             hovertemplate=f"dimension %{{x}}%{{customdata}}<br>{name} %{{y:.4g}}<extra></extra>",
             showlegend=False,
             meta=name,

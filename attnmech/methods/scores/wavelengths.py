@@ -63,11 +63,7 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
         return cls(layers, n_layers, checked, tuple(parts), real)
 
     def __iter__(self) -> Iterator[str]:
-        names = [
-            name
-            for name in band_names(self.edges)
-            if any(dimensions_of(name, self.edges, parts).any() for parts in self.parts)
-        ]
+        names = bands_there(self.edges, self.parts)
         native = any(parts.position is not None for parts in self.parts)
         capped = any(parts.softcap is not None for parts in self.parts)
         return iter([*names, *(["position"] if native else []), *(["softcap"] if capped else [])])

@@ -94,11 +94,8 @@ class SegmentMeans(SegmentStatistics, SummedTable):
     @property
     def by_lag(self) -> Float[Tensor, "layer head lag"]:
         """Mean attention to the segment at each lag, over the rows that have a segment there; NaN if no row has."""
-        return self._by_layer(self._lag_means("sums").mean)
-
-    def _baseline(self, part: str) -> Float[Tensor, "layer head"]:
-        """The mean of one of `PARTS` in the baseline by distance in tokens."""
-        return self._by_layer(self._part(part, self.state["expected"]).mean)
+        sums, counts = (self.state[entry].movedim(0, 2) for entry in ("sums", "counts"))
+        return self._by_layer(TextMeans.of_ratio(sums, counts).mean)
 
     @property
     def receiver_heads(self) -> pd.DataFrame:
@@ -127,7 +124,8 @@ class SegmentMeans(SegmentStatistics, SummedTable):
     @property
     def _further(self) -> Mapping[str, Tensor]:
         """The baselines by distance, as the columns `_expected`."""
-        return {f"{part}_expected": self._baseline(part) for part in PARTS if part in self.quantities}
+        parts = {part: self._part(part, self.state["expected"]) for part in PARTS if part in self.quantities}
+        return {f"{part}_expected": self._by_layer(means.mean) for part, means in parts.items()}
 
     def _clarity_prefix(self, name: str) -> str | None:
         return f"{name}_" if self.STATISTICS[name].tested else None
@@ -143,15 +141,8 @@ class SegmentMeans(SegmentStatistics, SummedTable):
         part = name.removesuffix("_excess")
         return self._part(part, sums if part == name else sums - self.state["expected"])
 
-    def _lag_means(self, name: str) -> TextMeans:
-        sums, counts = (self.state[entry].movedim(0, 2) for entry in (name, "counts"))
-        return TextMeans.of_ratio(sums, counts)
-
     def _part(self, part: str, sums: Tensor) -> TextMeans:
-        return TextMeans.of_ratio(*self._of_part(part, sums))
-
-    def _of_part(self, part: str, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the lags of a part, and the number of rows that have segments at these lags."""
+        """The means of one of `PARTS`, over the rows that have segments at its lags."""
         zero = self.lags.index(0)
         places = {
             "own": ([zero], zero),
@@ -163,4 +154,4 @@ class SegmentMeans(SegmentStatistics, SummedTable):
         if option("part", part, PARTS) == "later" and not self.both_ways:
             raise InputError("this model's tokens do not attend to later tokens; use another `part`.")
         chosen, counted = places[part]
-        return sums[list(chosen)].sum(dim=0), self.state["counts"][counted].expand_as(sums[0])
+        return TextMeans.of_ratio(sums[list(chosen)].sum(dim=0), self.state["counts"][counted].expand_as(sums[0]))

@@ -242,20 +242,15 @@ class SegmentAttention(SegmentMeans):
         above = (mass - expected).masked_fill(~apart, -torch.inf)
         order = above.flatten().argsort(descending=True, stable=True)
         order = order[: min(count, int(apart.sum()) * mass.shape[0] * mass.shape[1])]
-        layer, head, query, key = torch.unravel_index(order, mass.shape)
-        return pd.DataFrame(
-            {
-                "layer": [self.layers[place] for place in layer.tolist()],
-                "head": head.tolist(),
-                "query_segment": query.tolist(),
-                "key_segment": key.tolist(),
-                "mass": mass[layer, head, query, key].tolist(),
-                "expected": expected[layer, head, query, key].tolist(),
-                "same_distance": alike[layer, head, query, key].tolist(),
-                "query": [names[place] for place in query.tolist()],
-                "key": [names[place] for place in key.tolist()],
-            }
-        )
+        place = torch.unravel_index(order, mass.shape)
+        axes = ("layer", "head", "query_segment", "key_segment")
+        frame = pd.DataFrame({name: numbers.tolist() for name, numbers in zip(axes, place, strict=True)})
+        frame["layer"] = [self.layers[row] for row in frame["layer"]]
+        for name, values in {"mass": mass, "expected": expected, "same_distance": alike}.items():
+            frame[name] = values[place].tolist()
+        for side in ("query", "key"):
+            frame[side] = [names[number] for number in frame[f"{side}_segment"]]
+        return frame
 
     # -- figures ----------------------------------------------------------------------------------------------
 

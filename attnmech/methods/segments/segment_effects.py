@@ -111,15 +111,14 @@ def segment_effects(
         (query, key)
         for key in range(count)
         for query in range(count)
-        if query > key or not (work.causal or query == key)
+        if query > key or not (model.causal or query == key)
     ]
     estimate = work.estimate(len(pairs) + count)
     print(f"{len(pairs)} pairs of segments: about {estimate:.0f} s", file=sys.stderr)
     with work.journals():
-        later = work.measured("later", [(None, key) for key in range(count - 1 if work.causal else count)])
+        later = work.measured("later", [(None, key) for key in range(count - 1 if model.causal else count)])
         if estimate > budget:
-            strongest = sorted(later["kl"], key=lambda place: -later["kl"][place])[:STRONGEST]
-            chosen_keys = {key for _, key in strongest}
+            chosen_keys = {key for _, key in sorted(later["kl"], key=lambda place: -later["kl"][place])[:STRONGEST]}
             pairs = [pair for pair in pairs if pair[1] in chosen_keys]
             print(
                 f"more than {budget:.0f} s, so only the pairs of {len(chosen_keys)} segments are measured",
@@ -132,20 +131,18 @@ def segment_effects(
             fields |= {metric: None, f"{metric}_from_later": None}
             continue
         whole = torch.full((count, count), torch.nan, dtype=torch.float64)
-        alone = torch.full((count,), torch.nan, dtype=torch.float64)
-        for (query, key), value in by_metric[metric].items():
-            whole[query, key] = value
-        for (_, key), value in later[metric].items():
-            alone[key] = value
-        fields |= {metric: whole, f"{metric}_from_later": alone}
+        for place, value in by_metric[metric].items():
+            whole[place] = value
+        alone = [later[metric].get((None, key), math.nan) for key in range(count)]
+        fields |= {metric: whole, f"{metric}_from_later": torch.tensor(alone, dtype=torch.float64)}
     tokens = tuple(token for token, real in zip(text_of(batch)[0], batch.mask[0].tolist(), strict=True) if real)
     options_used = {
         "segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": batch.bos,
     }  # fmt: skip
-    options_used["per"] = "" if model.predicts == "output" else "later token" if work.causal else "token"
+    options_used["per"] = "" if model.predicts == "output" else "later token" if model.causal else "token"
     return SegmentEffects(
         **fields,
-        causal=work.causal,
+        causal=model.causal,
         starts=starts,
         tokens=tokens,
         provenance=model.provenance(batch_hash(batch), batch.tokens, options_used),
@@ -167,10 +164,6 @@ class _Cutting:
     spans: Sequence[tuple[int, int]]
     heads: Any
     options: dict[str, Any]
-
-    @property
-    def causal(self) -> bool:
-        return self.model.causal
 
     def estimate(self, changes: int) -> float:
         """Estimates the seconds that a number of changes take: one clean pass for each change and metric."""
@@ -210,12 +203,12 @@ class _Cutting:
         if query is not None:
             rows = [self.spans[query]]
         else:
-            rows = [(span[1], length)] if self.causal else [(0, span[0]), (span[1], length)]
+            rows = [(span[1], length)] if self.model.causal else [(0, span[0]), (span[1], length)]
         return tuple(Intervention.cut(row_span, span, self.heads) for row_span in rows if row_span[1] > row_span[0])
 
     def _scale(self, pair: _Pair, metric: str) -> float:
         """The factor from the mean over the text to the mean from the first cut row on; earlier rows do not change."""
-        if not self.causal or self.model.predicts == "output":
+        if not self.model.causal or self.model.predicts == "output":
             return 1.0
         query, key = pair
         start = self.spans[key][1] if query is None else self.spans[query][0]
