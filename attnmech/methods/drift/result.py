@@ -228,16 +228,21 @@ class ResidualDrift(DriftByToken):
         )
 
     @property
+    def _order(self) -> list[int]:
+        """The places of the measured layers, from the first layer to the last."""
+        return sorted(range(len(self.layers)), key=lambda place: self.layers[place])
+
+    @property
     def _movement(self) -> Movement:
         means = {name: self[statistic].means for name, statistic in MOVEMENTS.items()}
-        order = sorted(range(len(self.layers)), key=lambda place: self.layers[place])
+        order = self._order
         steps = [place for place in order if float(means["churn"].below[place].sum()) > 0]
-        levels = {name: self[statistic].means.mean[order].numpy() for name, statistic in _LEVELS.items()}
+        levels = {"cosine": self["cosine"], "rank": self["log_rank"]}
         return Movement(
             tuple(self.layers[place] for place in steps),
             {name: mean.above[steps] for name, mean in means.items()},
             {name: mean.below[steps] for name, mean in means.items()},
-            levels,
+            {name: level.means.mean[order].numpy() for name, level in levels.items()},
         )
 
     # -- figures ----------------------------------------------------------------------------------------------
@@ -266,11 +271,10 @@ class ResidualDrift(DriftByToken):
             place = self._place(text, self._first(text) if query is None else query)[1]
             return nearest_chart(drift_numbers(self, text)).figure(query=self._real(text).index(place))
         label, log = self._label(figure), figure == "rank"
-        order = sorted(range(len(self.layers)), key=lambda place: self.layers[place])
-        layers = [self.layers[place] for place in order]
+        order, layers = self._order, sorted(self.layers)
         baselines = self._baselines(order) if figure == "cosine" else {}
         if query is None and (not self.tokens or len(self.tokens) > 1):
-            names, values, low, high = self._lines_of_types(figure, order)
+            names, values, low, high = self._lines_of_types(figure)
             return lines_by_layer(
                 values, layers, names, label=label, low=low, high=high, baselines=baselines, logarithmic=log
             )
@@ -281,14 +285,14 @@ class ResidualDrift(DriftByToken):
         names = [f"{real.index(place)} {shorten(visible_token(self.tokens[text][place]))}" for place in places]
         return lines_by_layer(rows, layers, names, label=label, baselines=baselines, logarithmic=log)
 
-    def _lines_of_types(self, figure: str, order: list[int]) -> tuple[list[str], Any, Any, Any]:
+    def _lines_of_types(self, figure: str) -> tuple[list[str], Any, Any, Any]:
         statistic = "log_rank" if figure == "rank" else figure
         of_types = {name: self.of_types(name)[statistic] for name in WORD_TYPES}
         there = {name: means for name, means in of_types.items() if float(means.means.below.sum()) > 0}
         lines = torch.stack([torch.stack((means.mean, *means.interval())) for means in there.values()], dim=1)
         # The mean of log10(1 + rank) is shown as a rank.
         lines = 10**lines - 1 if figure == "rank" else lines
-        return list(there), *lines[:, :, [self.layers[place] for place in order]].numpy()
+        return list(there), *lines[:, :, sorted(self.layers)].numpy()
 
     def _baselines(self, order: list[int]) -> dict[str, Any]:
         return {
@@ -361,8 +365,6 @@ class ResidualDrift(DriftByToken):
         )
 
 
-_LEVELS: Final = {"cosine": "cosine", "rank": "log_rank"}
-
 _HEADINGS: Final = {
     "cosine": "Cosine to the token's own embedding",
     "rank": "Rank of the token's own embedding",
@@ -379,7 +381,7 @@ class _Merging(DriftSums):
 
 def drift_numbers(drift: ResidualDrift, text: int = 0) -> DriftNumbers:
     """The numbers that a page shows for each token of a text."""
-    order, real = sorted(range(len(drift.layers)), key=lambda place: drift.layers[place]), drift._real(text)
+    order, real = drift._order, drift._real(text)
     cosine, rank, churned = (
         drift.by_token(name)[order][:, text][:, real].T.numpy() for name in ("cosine", "rank", "churn")
     )
@@ -389,7 +391,7 @@ def drift_numbers(drift: ResidualDrift, text: int = 0) -> DriftNumbers:
     known = {token: place for place, token in enumerate(drift.names)}
     baselines = drift._baselines(order)
     return DriftNumbers(
-        layers=tuple(drift.layers[place] for place in order),
+        layers=tuple(sorted(drift.layers)),
         tokens=tuple(drift.tokens[text][place] for place in real),
         vocabulary=drift.vocabulary,
         k=drift.k,

@@ -244,9 +244,13 @@ class DriftSums(Reducer):
             "units": torch.zeros(layers, width, dtype=torch.float64),
         }
         if not run.corpus:
-            ids = (layers, texts, length, self.reference.k)
-            _require_room(ids)
-            state["nearest"] = torch.full(ids, -1, dtype=torch.int32)
+            k = self.reference.k
+            if layers * texts * length * k > 4 * _KEPT:
+                raise InputError(
+                    f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to store. Pass "
+                    "an iterator, iter(texts), to store only sums, or use fewer `layers` or a smaller `k`."
+                )
+            state["nearest"] = torch.full((layers, texts, length, k), -1, dtype=torch.int32)
             if layers * texts * length**2 <= _KEPT:
                 state["products"] = torch.zeros(layers, texts, length, length, dtype=torch.float64)
         # NaN means undefined until `close`; a finished state must not hold NaN.
@@ -403,15 +407,6 @@ def _ordinary(types: Int[Tensor, "batch position"]) -> Tensor:
 def _means(whole: Float[Tensor, "batch position d_model"], members: Tensor) -> Float[Tensor, "batch d_model"]:
     count = members.sum(dim=-1, keepdim=True).clamp_min(1)
     return (whole * members[..., None]).sum(dim=1) / count
-
-
-def _require_room(ids: tuple[int, ...]) -> None:
-    layers, texts, length, k = ids
-    if layers * texts * length * k > 4 * _KEPT:
-        raise InputError(
-            f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to store. Pass an "
-            "iterator, iter(texts), to store only sums, or use fewer `layers` or a smaller `k`."
-        )
 
 
 def stream_points(model: HookedModel, stack: Stack, at: str) -> tuple[str, ...]:

@@ -310,16 +310,16 @@ class HeadExamples(Summed):
     @cached_property
     def _relations(self) -> dict[str, Int[Tensor, "measured head row"]]:
         """The index in `RELATIONS` of the relation of each of the strongest and of the sampled rows."""
-        return {prefix: self._relations_of(fields_of(prefix, self.state)) for prefix in ("strongest", "sampled")}
-
-    def _relations_of(self, rows: Mapping[str, Tensor]) -> Int[Tensor, "measured head row"]:
-        position, keys = rows["position"], rows["keys"]
-        counts = keys >= 0
-        if self.by == "attention":
-            counts &= (rows["key_ids"] >= 0) & (keys != 0) & (keys != position[..., None])
-        at = counts.byte().argmax(dim=-1, keepdim=True)
-        key, key_id = (x.gather(-1, at)[..., 0] for x in (keys.masked_fill(~counts, -1), rows["key_ids"]))
-        return relations(position, key, rows["window"][..., WINDOW.index(0)], key_id)
+        found = {}
+        for prefix in ("strongest", "sampled"):
+            rows = fields_of(prefix, self.state)
+            position, keys, counts = rows["position"], rows["keys"], rows["keys"] >= 0
+            if self.by == "attention":
+                counts &= (rows["key_ids"] >= 0) & (keys != 0) & (keys != position[..., None])
+            at = counts.byte().argmax(dim=-1, keepdim=True)
+            key, key_id = (x.gather(-1, at)[..., 0] for x in (keys.masked_fill(~counts, -1), rows["key_ids"]))
+            found[prefix] = relations(position, key, rows["window"][..., WINDOW.index(0)], key_id)
+        return found
 
     # -- the examples -----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from ...maths.flow import value_norms
 from ...maths.scores import product_by_head
 from ...maths.updates import Writer
 from ...model.attention.observed import LayerEnd, RowBlock
-from ...model.reading.unembedding import Unembedding, unembedding_of
+from ...model.reading.unembedding import unembedding_of
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import output_weights
 from ...runs.groups import by_group, joined
@@ -145,7 +145,7 @@ class ExampleSums(Reducer):
         if self.by == "next_token":
             if end.layer != run.model.last_stream[1]:
                 return
-            factor = _next_tokens(run).unembedding.scale(end["resid_post"])
+            factor = unembedding_of(run.model).scale(end["resid_post"])
         for written in waiting:
             self._add_rows(state, written.scored(factor), run, ended=True)
         waiting.clear()
@@ -284,39 +284,28 @@ def _updates(end: LayerEnd, run: Run) -> tuple[Float[Tensor, "batch head row"], 
     return norm / stream.clamp_min(torch.finfo(precision).tiny)[:, None], (stream > 0)[:, None]
 
 
-@dataclass(frozen=True)
-class _NextTokens:
-    """For each row of a batch, the direction of the stream that reads the next token's logit."""
-
-    unembedding: Unembedding
-    direction: Float[Tensor, "batch row d_model"]
-    """Reads the logit above the mean over the vocabulary, before the factor of the final norm."""
-    there: Bool[Tensor, "batch 1 row"]
-    """Whether a real token follows."""
-
-
-def _next_tokens(run: Run) -> _NextTokens:
-    """The next tokens of a batch, which all layers share."""
+def _next_token_directions(run: Run) -> Float[Tensor, "batch row d_model"]:
+    """For each row of a batch, the direction of the stream that reads the next token's logit above the mean over the
+    vocabulary, before the factor of the final norm; all layers share it.
+    """
     key = ExampleSums, "next tokens"
     if key not in run.between:
-        batch, unembedding = run.batch.queries(run.stack.label), unembedding_of(run.model)
-        following = batch.ids.roll(-1, dims=1)
-        there = batch.mask & pad(batch.mask[:, 1:], (0, 1))
-        run.between[key] = _NextTokens(unembedding, unembedding.above_mean(following), there[:, None])
-    return cast(_NextTokens, run.between[key])
+        following = run.batch.queries(run.stack.label).ids.roll(-1, dims=1)
+        run.between[key] = unembedding_of(run.model).above_mean(following)
+    return cast(Tensor, run.between[key])
 
 
 def _next_token_products(
     end: LayerEnd, run: Run
 ) -> tuple[Float[Tensor, "batch head row"], Bool[Tensor, "batch 1 row"]]:
     """u·d of every row, where d reads the next token's logit, and the rows that a token follows."""
-    following = _next_tokens(run)
-    precision = following.direction.dtype
+    direction, mask = _next_token_directions(run), run.batch.queries(run.stack.label).mask
+    precision = direction.dtype
     scale = attention_scale(run.stack, end, precision)
     W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(precision))
-    read = product_by_head(following.direction, W_O.mT)
+    read = product_by_head(direction, W_O.mT)
     product = torch.linalg.vecdot(end["z"].to(precision).transpose(1, 2), read)
-    return product * scale.by_token[:, None], following.there
+    return product * scale.by_token[:, None], (mask & pad(mask[:, 1:], (0, 1)))[:, None]
 
 
 def _check_next_token(run: Run) -> None:

@@ -41,20 +41,21 @@ def choose_texts(
     The order depends only on the seed and on each text's content. Only the token ids of texts that may still be chosen
     are stored, so memory does not grow with the corpus.
     """
-    kept: list[tuple[int, int, Tensor | Tokenized]] = []
+    kept: list[tuple[int, int, int, Tensor | Tokenized]] = []
+    """The rank, number, length and content of each text."""
     total = seen = truncated = 0
     for part in batches(inputs, model, truncate=truncate, bos=bos):
         seen, truncated = seen + len(part.documents), truncated + part.truncated
-        digests = part.batch.digests.tolist()
-        for number, content, digest in zip(part.documents.tolist(), _contents(part, model), digests, strict=True):
-            kept.append((int(Philox(key=[seed, digest % 2**64]).random_raw()), number, content))
-            total += _length(content, model)
+        numbers = (numbers.tolist() for numbers in (part.batch.digests, part.documents, part.batch.lengths))
+        for digest, number, length, content in zip(*numbers, _contents(part, model), strict=True):
+            kept.append((int(Philox(key=[seed, digest % 2**64]).random_raw()), number, length, content))
+            total += length
         kept.sort(key=lambda entry: entry[:2])
         while total > tokens and len(kept) > 1:
-            total -= _length(kept.pop()[2], model)
+            total -= kept.pop()[2]
     kept.sort(key=lambda entry: entry[1])
     return ChosenTexts(
-        _joined(model, [content for _, _, content in kept]), tuple(number for _, number, _ in kept), seen, truncated
+        _joined(model, [entry[-1] for entry in kept]), tuple(entry[1] for entry in kept), seen, truncated
     )
 
 
@@ -70,12 +71,6 @@ def _contents(part: CorpusBatch, model: HookedModel) -> Sequence[Tensor | Tokeni
             "tensors, such as token types or a decoder's tokens, as one mapping."
         )
     return list(batch.extra["pixel_values"].cpu()) if images else tokenized(model.encoder, batch)
-
-
-def _length(content: Tensor | Tokenized, model: HookedModel) -> int:
-    if isinstance(content, Tokenized):
-        return len(content.ids)
-    return len(model.encoder.grid.labels) if isinstance(model.encoder, ImageEncoder) else len(content)
 
 
 def _joined(model: HookedModel, contents: Sequence[Any]) -> Batch:

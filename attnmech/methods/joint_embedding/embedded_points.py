@@ -273,11 +273,9 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         )
 
     def _head_view(self, place: int) -> EmbeddingHead:
-        (layer, head), numbers = self.heads[place], {}
-        for number in _SHOWN:
-            value = float(self.numbers[number.name][place])
-            if not math.isnan(value):
-                numbers[number.label] = value
+        layer, head = self.heads[place]
+        shown = {number.label: float(self.numbers[number.name][place]) for number in _SHOWN}
+        numbers = {label: value for label, value in shown.items() if not math.isnan(value)}
         ratio = float(self.numbers["key_norm"][place] / self.numbers["query_norm"][place])
         numbers["key norm / query norm"] = ratio
         for projection, measures in self.after.items():

@@ -180,6 +180,7 @@ def _embedded(
     model.forward(chosen.batch, rows=[embedder], layers=[(of_stack.label, layer) for layer in layers])
     embedded_heads = [embedder.embedded[place] for place in plan.heads]
     pictures = {name: _picture(name, plan, embedder, embedded_heads, fitted) for name in plan.projections}
+    text, position = embedder.sample.text, embedder.sample.position
     options = {
         "heads": [list(place) for place in plan.heads], "projection": list(plan.projections), "dims": plan.dims,
         "shift": plan.shift, "scale": plan.scale, "geometry": plan.geometry, "sample": plan.sample,
@@ -197,9 +198,9 @@ def _embedded(
         dims=plan.dims,
         perplexity=plan.perplexity,
         seed=plan.seed,
-        labels=tuple(batch.tokens[row][place] for row, place in _cells(embedder.sample)),
-        text=embedder.sample.text,
-        position=batch.places.cpu()[embedder.sample.text, embedder.sample.position],
+        labels=tuple(batch.tokens[row][place] for row, place in zip(text.tolist(), position.tolist(), strict=True)),
+        text=text,
+        position=batch.places.cpu()[text, position],
         lengths=batch.lengths.cpu(),
         special=embedder.sample.of_each(batch.is_special).cpu(),
         types=embedder.sample.of_each(token_types(batch)).cpu(),
@@ -304,10 +305,6 @@ def _picture(
     measures = in_threads(measured, len(embedded))
     after = {number: torch.tensor([of_head[number] for of_head in measures], dtype=torch.float64) for number in AFTER}
     return torch.stack(points), after
-
-
-def _cells(tokens: Tokens) -> list[tuple[int, int]]:
-    return list(zip(tokens.text.tolist(), tokens.position.tolist(), strict=True))
 
 
 def _in_sample(embedder: Embedder) -> Int[Tensor, "chosen token 2"]:

@@ -252,9 +252,4 @@ def clustered(
     members: dict[int, list[tuple[int, int]]] = {}
     for place, cluster in zip(places, fcluster(joined_at, threshold, criterion="distance").tolist(), strict=True):
         members.setdefault(cluster, []).append(place)
-    return tuple(
-        sorted(
-            (tuple(cluster_members) for cluster_members in members.values()),
-            key=lambda cluster_members: (-len(cluster_members), cluster_members),
-        )
-    )
+    return tuple(sorted(map(tuple, members.values()), key=lambda group: (-len(group), group)))

@@ -333,13 +333,8 @@ class Redundancy(SummedTable):
             row: dict[str, Any] = {"layer": layer, "head": head, **dict.fromkeys(_OF_NEAREST, math.nan)}
             if not bool(divergences.isnan().all()):
                 near = int(divergences.nan_to_num(torch.inf).argmin())
-                nearest_layer, nearest_head = self._heads_measured[near]
-                row |= {
-                    "nearest_layer": nearest_layer,
-                    "nearest_head": nearest_head,
-                    "divergence": float(divergences[near]),
-                }
-                row |= {"low": float(low[number, near]), "high": float(high[number, near])}
+                numbers = (float(values[near]) for values in (divergences, low[number], high[number]))
+                row |= dict(zip(_OF_NEAREST, (*self._heads_measured[near], *numbers), strict=True))
             rows.append(row | {"within": float(own.nanmean()), "effective_heads": float(effective[layer])})
         return pd.DataFrame(rows)
 

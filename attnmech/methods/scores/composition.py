@@ -196,9 +196,8 @@ class Composition(PagedResult):
         scores = getattr(self, kind)
         best = scores.nan_to_num(-torch.inf).flatten(0, 1).amax(dim=0)
         best = best.masked_fill(best.isinf(), torch.nan)[list(self.layers)]
-        none = torch.full_like(best, torch.nan).numpy()
         label = f"highest {kind} score above baseline"
-        drawn = effect_map((best - self.baseline).numpy(), none, none, layers=self.layers, label=label)
+        drawn = effect_map((best - self.baseline).numpy(), layers=self.layers, label=label)
         return framed(drawn, self.layers, layer, head)
 
     @property

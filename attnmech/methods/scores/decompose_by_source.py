@@ -3,7 +3,7 @@
 The equations are those of docs/formulas.md#writers-of-a-score; they split the `query_key` of `am.decompose_scores`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -113,7 +113,12 @@ def decompose_by_source(
         )
     stack = model.stack()
     chosen = _chosen_heads(model, stack, layers, heads)
-    split = None if directions is None else _split_of(directions, list(chosen), stack)
+    if directions is not None and len(chosen) != 1:
+        raise InputError(
+            f"`directions` belong to the stream of one layer; got layers {list(chosen)}. Choose one: "
+            f"layers=[{next(iter(chosen))}]."
+        )
+    split = None if directions is None else StreamSplit.of(directions, stack.d_model)
     captures = points_of_writers(model, list(chosen)) if split is None else points_read(model, list(chosen))
     model.points.resolve(["scores"], list(chosen), model.refused)
     batch = model.encode(inputs, bos=bos)
@@ -200,15 +205,6 @@ def _check_size(
             f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers (layers=[3]), "
             "heads (heads=[(3, 1)]), cells (cells=[(7, 2)]) or texts."
         )
-
-
-def _split_of(directions: Directions, layers: Sequence[int], stack: Stack) -> StreamSplit:
-    if len(layers) != 1:
-        raise InputError(
-            f"`directions` belong to the stream of one layer; got layers {list(layers)}. Choose one: "
-            f"layers=[{layers[0]}]."
-        )
-    return StreamSplit.of(directions, stack.d_model)
 
 
 def _parts_along(

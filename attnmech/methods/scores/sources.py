@@ -79,15 +79,6 @@ class SourceParts:
         return (self.key_at[:, place] >= 0) & (self.keys_seen > 1)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The keys of the cells in a block of rows, and what their scores and terms exceed the row's mean by."""
-
-    key_at: Int[Tensor, "batch head cell"]
-    preference: Float[Tensor, "batch head cell"]
-    others: Mapping[str, Float[Tensor, "batch head cell"]]
-
-
 class SourceWalk:
     """Decomposes layers as the model runs: reads rows as they arrive, and the sources after a layer's last row."""
 
@@ -106,7 +97,8 @@ class SourceWalk:
         self._key_at = None if places is None else keys
         self._parts_of = parts_of
         self._audit: ScoreAudit | None = None
-        self._rows: list[_Rows] = []
+        self._rows: list[dict[str, Tensor]] = []
+        """For each block of rows, the cells' keys, and by what their scores and terms exceed the row's mean."""
         self.parts: dict[int, SourceParts] = {}
         self.residual: dict[int, Float[Tensor, " head"]] = {}
 
@@ -121,7 +113,7 @@ class SourceWalk:
             self._audit.require_exact(self._chosen[block.layer])
             self._finish(block, self._audit)
 
-    def _read(self, block: RowBlock, ledger: ScoreParts) -> _Rows:
+    def _read(self, block: RowBlock, ledger: ScoreParts) -> dict[str, Tensor]:
         start, stop = block.rows.start, block.rows.stop
         scores = block.scores.to(ledger.query_from_input.dtype)
         keep, width = block.visible & block.real[:, None, :, None], scores.shape[-1]
@@ -140,15 +132,16 @@ class SourceWalk:
             mean = values.masked_fill(~seen, 0.0).sum(dim=-1) / seen.sum(dim=-1).clamp_min(1)
             return values.gather(-1, inside[..., None])[..., 0].sub(mean).masked_fill(~valid, torch.nan)
 
-        others = {}
+        cells = {"key_at": key.masked_fill(~valid, -1), "preference": above_mean(row)}
         for name in ledger.names_along_row():
             if name != "query_key":
                 term = ledger.term(name, slice(start, stop))[..., :width].expand_as(scores)
-                others[name] = above_mean(term[:, heads][:, :, rows])
-        return _Rows(key.masked_fill(~valid, -1), above_mean(row), others)
+                cells[name] = above_mean(term[:, heads][:, :, rows])
+        return cells
 
     def _finish(self, block: RowBlock, audit: ScoreAudit) -> None:
-        key_at = torch.cat([rows.key_at for rows in self._rows], dim=-1)
+        others = {name: torch.cat([rows[name] for rows in self._rows], dim=-1) for name in self._rows[0]}
+        key_at, preference = (others.pop(name) for name in ("key_at", "preference"))
         cells, ledger = Cells(self._chosen[block.layer], self._query_at, key_at), audit.parts
         seen = (ledger.visible & self._batch.mask[:, None, :, None])[:, :, cells.query_at]
         keys_seen = seen.sum(dim=-1)
@@ -176,10 +169,8 @@ class SourceWalk:
             query_at=cells.query_at,
             key_at=key_at,
             keys_seen=keys_seen[:, 0],
-            preference=torch.cat([rows.preference for rows in self._rows], dim=-1),
-            others={
-                name: torch.cat([rows.others[name] for rows in self._rows], dim=-1) for name in self._rows[0].others
-            },
+            preference=preference,
+            others=others,
         )
 
     def _at_cells(

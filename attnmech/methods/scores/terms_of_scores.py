@@ -28,14 +28,12 @@ from .wavelengths import EDGES, Wavelengths
 
 
 def _stacked(values: Sequence[Tensor]) -> Float32[np.ndarray, "layer head *rest"]:
-    stacked: Float32[np.ndarray, "layer head *rest"] = torch.stack(list(values)).float().cpu().numpy()
-    return stacked
+    """Stacks values of several layers; an axis along which they vary in no layer has length 1."""
+    return torch.stack(torch.broadcast_tensors(*values)).float().cpu().numpy()  # type: ignore[no-untyped-call]
 
 
-def _of_layers(terms: list[Tensor], heads: int) -> Float32[np.ndarray, "layer head query_or_1 key_or_1"]:
-    """Stacks one term of several layers; an axis along which the term varies in no layer has length 1."""
-    shape = np.broadcast_shapes(*(term.shape for term in terms), (heads, 1, 1))
-    return torch.stack([term.expand(shape) for term in terms]).float().cpu().numpy()
+def _by_name(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Float32[np.ndarray, "layer head *rest"]]:
+    return {name: _stacked([values[name] for values in layers]) for name in layers[0]}
 
 
 _ROWS_AT_ONCE: Final = 256
@@ -300,7 +298,8 @@ class SplitScores(Result):
             unseen = hidden[0, :, -1] if by_last else torch.zeros_like(hidden[0, :, -1])
             of_key = {name: parts.term(name, last)[0, :, 0].expand(heads, len(keys)) for name in by_key or by_last}
             key_terms.append({name: term.masked_fill(unseen, torch.nan) for name, term in of_key.items()})
-            terms.append({name: parts.term(name)[0] for name in parts.names() if name != "mask"})
+            own = {name: parts.term(name)[0] for name in parts.names() if name != "mask"}
+            terms.append({name: term.expand(heads, *term.shape[1:]) for name, term in own.items()})
         return ScoreNumbers(
             tokens=tokens,
             keys=keys if self._crosses else (),
@@ -308,12 +307,12 @@ class SplitScores(Result):
             scores=_stacked(scores),
             pattern=_stacked(patterns) if pattern is None else pattern.float().cpu().numpy(),
             ranked_key=torch.stack(ranked_keys).int().cpu().numpy(),
-            ranked_share={name: _stacked([share[name] for share in shares]) for name in shares[0]},
-            key_terms={name: _stacked([term[name] for term in key_terms]) for name in key_terms[0]},
+            ranked_share=_by_name(shares),
+            key_terms=_by_name(key_terms),
             key_terms_of_last=bool(by_last),
             notes=(*self._notes(text, nouns), *(self._softmax_note if pattern is None else ())),
             nouns=nouns,
-            terms={name: _of_layers([term[name] for term in terms], heads) for name in terms[0]},
+            terms=_by_name(terms),
         )
 
     @property

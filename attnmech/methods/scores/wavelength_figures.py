@@ -17,7 +17,6 @@ from ...draw.figure import Figure
 from ...draw.head_maps import SIGNED_COLOURS
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS, TERMS
 from ...draw.text import signed
-from ...errors import InputError
 
 _DASHES: Final = ("dash", "dot", "dashdot", "longdash", "longdashdot")
 
@@ -29,14 +28,11 @@ def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: 
     >>> [(trace.meta, trace.y) for trace in figure.data]
     [('under 8 tokens', ('3',))]
     """
-    if not shares:
-        raise InputError("`shares` must hold at least one band; got none.")
-    arrays = {name: np.asarray(share, np.float64) for name, share in shares.items()}
-    known = np.concatenate([np.abs(share[np.isfinite(share)]) for share in arrays.values()])
+    known = np.concatenate([np.abs(share[np.isfinite(share)]) for share in shares.values()])
     reach = float(known.max()) if known.size and known.max() > 0 else 1.0
-    titles = [_in_two_lines(name) for name in arrays]
-    figure = Figure(make_subplots(1, len(arrays), shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=titles))
-    for column, (name, share) in enumerate(arrays.items(), start=1):
+    titles = [_in_two_lines(name) for name in shares]
+    figure = Figure(make_subplots(1, len(shares), shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=titles))
+    for column, (name, share) in enumerate(shares.items(), start=1):
         hover = [
             [
                 f"L{layer}H{head}<br>{name}<br>" + (signed(value, ".3g") if np.isfinite(value) else "not defined")

@@ -29,14 +29,13 @@ from ...draw.style import FIGURE_STYLE
 from ...draw.text import percent
 from ...errors import InputError, MissingPointError
 from ...model.inputs.encoder import Inputs
-from ...model.parts.pieces import text_of
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .formulas import ByDistance, peakedness, receivers, same_distance
 from .means import SegmentMeans
-from .segmentation import Segmented, Segments
+from .segmentation import Segmented, Segments, real_texts
 from .sums import SegmentSums, of_text
 
 BASELINES: Final = ("tokens", "segments")
@@ -126,15 +125,8 @@ class SegmentReducer(SegmentSums):
             both_ways=not source.stack.architecture.causal,
             starts=() if segmented is None else segmented.starts,
             begins=() if batch is None else tuple(batch.begins.tolist()),
-            tokens=() if batch is None else _real_tokens(text_of(batch), batch.mask),
+            tokens=() if batch is None else real_texts(batch),
         )
-
-
-def _real_tokens(tokens: Sequence[Sequence[str]], mask: Tensor) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        tuple(token for token, real in zip(row, kept, strict=True) if real)
-        for row, kept in zip(tokens, mask.tolist(), strict=True)
-    )
 
 
 @dataclass(frozen=True, repr=False)

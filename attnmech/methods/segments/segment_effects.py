@@ -24,7 +24,6 @@ from ...errors import InputError
 from ...interventions import Heads, Intervention, checked_heads
 from ...model.inputs.encoder import Inputs
 from ...model.parts.hashes import batch_hash
-from ...model.parts.pieces import text_of
 from ...model.run.hooked import HookedModel, require_model
 from ...model.run.masking import GROUPS, known_mask_id
 from ...results.provenance import Provenance
@@ -35,7 +34,7 @@ from ...runs.journal import kept
 from ...runs.metrics import Metric
 from ...runs.options import RunOptions
 from ...runs.sweep import run_sweep
-from .segmentation import Segmented, Segments
+from .segmentation import Segmented, Segments, real_texts
 
 STRONGEST: Final = 20
 """The number of key segments that are measured if all pairs would take too long."""
@@ -115,7 +114,9 @@ def segment_effects(
     ]
     estimate = work.estimate(len(pairs) + count)
     print(f"{len(pairs)} pairs of segments: about {estimate:.0f} s", file=sys.stderr)
-    with work.journals():
+    with ExitStack() as owned:
+        for journal in (work.journal(what, metric) for what in ("later", "pairs") for metric in METRICS):
+            owned.enter_context(kept(journal))
         later = work.measured("later", [(None, key) for key in range(count - 1 if model.causal else count)])
         if estimate > budget:
             chosen_keys = {key for _, key in sorted(later["kl"], key=lambda place: -later["kl"][place])[:STRONGEST]}
@@ -135,7 +136,6 @@ def segment_effects(
             whole[place] = value
         alone = [later[metric].get((None, key), math.nan) for key in range(count)]
         fields |= {metric: whole, f"{metric}_from_later": torch.tensor(alone, dtype=torch.float64)}
-    tokens = tuple(token for token, real in zip(text_of(batch)[0], batch.mask[0].tolist(), strict=True) if real)
     options_used = {
         "segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": batch.bos,
     }  # fmt: skip
@@ -144,7 +144,7 @@ def segment_effects(
         **fields,
         causal=model.causal,
         starts=starts,
-        tokens=tokens,
+        tokens=real_texts(batch)[0],
         provenance=model.provenance(batch_hash(batch), batch.tokens, options_used),
     )
 
@@ -173,15 +173,8 @@ class _Cutting:
         passes = {"next token": 2, "masked token": 1 + GROUPS}.get(self.model.predicts, 1)
         return (time.perf_counter() - begin) * changes * passes
 
-    def journals(self) -> ExitStack:
-        """Owns the journals of all sweeps, so that they last until the last sweep has ended."""
-        whole = ExitStack()
-        for what in ("later", "pairs"):
-            for metric in METRICS:
-                whole.enter_context(kept(self._journal(what, metric)))
-        return whole
-
-    def _journal(self, what: str, metric: str) -> str | None:
+    def journal(self, what: str, metric: str) -> str | None:
+        """The journal of one of the sweeps."""
         path = self.options.get("journal")
         return None if path is None else f"{path}.{what}.{metric}"
 
@@ -190,7 +183,7 @@ class _Cutting:
         changes = [self._change(query, key) for query, key in pairs]
         by_metric = {}
         for metric in METRICS if _has_loss(self.model) else METRICS[:1]:
-            options = {**self.options, "journal": self._journal(what, metric)}
+            options = {**self.options, "journal": self.journal(what, metric)}
             swept = run_sweep(self.model, self.batch, changes, metric, **options)
             effects = (swept.after - swept.before)[:, 0].tolist()
             by_metric[metric] = {

@@ -6,6 +6,7 @@ Each token of a text belongs to exactly one segment; segments are counted from 0
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Final, TypeAlias
 from unicodedata import east_asian_width
 
@@ -74,6 +75,11 @@ class Segmented:
     def most(self) -> int:
         """The largest number of segments in a text."""
         return max(len(own) - 1 for own in self.starts)
+
+
+def real_texts(batch: Batch) -> tuple[tuple[str, ...], ...]:
+    """The text of each token, without padding."""
+    return tuple(tuple(compress(row, real)) for row, real in zip(text_of(batch), batch.mask.tolist(), strict=True))
 
 
 def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
