@@ -339,7 +339,7 @@ def terms(model: Any, layer: int, x: Tensor, mask: Tensor, fold_norm: bool = Fal
     if position is not None:
         result["position"] = position[:, :, None].expand(batch, heads, length, length)
     if family(model) in ("deberta", "deberta-v2"):
-        result |= relative_terms(model, layer, x)
+        result |= relative_terms(model, layer, given)
     cap = getattr(model.config, "attn_logit_softcapping", None)
     if cap is not None:
         total = torch.stack(list(result.values())).sum(0)

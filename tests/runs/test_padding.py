@@ -69,6 +69,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "direction": lambda model, one, other: am.mean_difference(model, one, other),
     "alike": lambda model, one, other: am.redundancy(model, one, rows=3),
+    "embedded": lambda model, one, other: am.joint_embedding(model, one),
+    "embedded exactly": lambda model, one, other: am.joint_embedding(model, one, geometry="exact"),
     "examples": lambda model, one, other: am.examples(model, one, by="value_weighted", k=3),
     "next tokens": lambda model, one, other: am.examples(model, one, by="next_token", k=3),
 }

@@ -48,25 +48,6 @@ def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, expected.double(), rtol=2e-6 if dtype == torch.float32 else 1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["bloom", "llama", "gptj"])
-def test_padding(name: str, side: str) -> None:
-    """Each text of a padded batch gives the same as alone, in whole passes."""
-    hooked, ids = models.hooked(name), models.token_ids(name)
-    lengths = [ids.shape[1] - number for number in range(len(ids))]
-    place = torch.arange(ids.shape[1]).expand_as(ids)
-    mask = torch.stack(
-        [row.roll(-length) if side == "left" else row for row, length in zip(place, lengths, strict=True)]
-    )
-    mask = (mask < torch.tensor(lengths)[:, None]).long()
-    texts = [row[:length] for row, length in zip(ids, lengths, strict=True)]
-    padded = torch.zeros_like(ids).masked_scatter(mask.bool(), torch.cat(texts))
-    found = am.ablate_heads(hooked, {"input_ids": padded, "attention_mask": mask}, layers=[1]).after[1]
-    for head, after in enumerate(found):
-        expected = torch.cat([whole_pass(hooked, text[None], (Intervention.zero([(1, head)]),)) for text in texts])
-        torch.testing.assert_close(after, expected.double(), rtol=2e-6, atol=1e-9)
-
-
 def test_post_norm_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("bert", "roberta", "deberta"):
         hooked, ids = models.hooked(name), models.token_ids(name)

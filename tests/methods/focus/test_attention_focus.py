@@ -188,18 +188,6 @@ def test_special_tokens_are_a_class_of_rows() -> None:
     assert torch.allclose(focus.where(special=False).entropy, entropy[:, :, ordinary].mean(-1).double(), atol=1e-6)
 
 
-def test_a_hard_sink() -> None:
-    def first(pattern: Tensor) -> Tensor:
-        return torch.zeros_like(pattern).index_fill_(-1, torch.tensor([0]), 1.0)
-
-    focus = edited(models.hooked("gpt2"), models.token_ids("gpt2", batch=2, length=18), first)
-    assert (focus.first_top == 1).all() and (focus.first_mass == 1).all() and (focus.concentration == 1).all()
-    assert (focus.entropy == 0).all() and (focus.bos_mass == 1).all()
-    assert set(sum(focus.collapse, ())) == {"dead"}
-    assert focus.sink_share(0) == 1.0 and focus.sink_share(3) == 0.0
-    assert float(focus.distance[0, 0]) == pytest.approx(sum(range(1, 18)) / 17)
-
-
 @pytest.mark.parametrize(
     ("first", "itself", "expected"),
     [(0.96, 0.0, "dead"), (0.6, 0.0, "sink"), (0.1, 0.9, "low entropy"), (0.4, 0.6, ""), (0.4, 0.0, "")],

@@ -250,21 +250,6 @@ def test_t5s_buckets_do_not_fit() -> None:
 # -- tokens, padding, corpora ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bloom", "bert"])
-def test_padding_on_the_right_changes_nothing(name: str) -> None:
-    given = models.padded(name)
-    together = am.joint_embedding(hooked(name), given)
-    for side in ("right", "left") if name == "bloom" else ():
-        exact = am.joint_embedding(hooked(name), models.padded(name, side), geometry="exact")
-        assert float(exact.row_spearman.max()) < -1 + 1e-9 and len(exact.labels) == 7 + 5 + 3
-    rows = [ids[mask.bool()] for ids, mask in zip(given["input_ids"], given["attention_mask"], strict=True)]
-    alone = am.joint_embedding(hooked(name), rows)
-    assert len(together.labels) == 15
-    assert together.position.tolist() == [*range(7), *range(5), *range(3)]
-    assert together.correlation.numpy() == pytest.approx(alone.correlation.numpy(), abs=1e-3)
-    assert together.points["pca"].abs().numpy() == pytest.approx(alone.points["pca"].abs().numpy(), abs=1e-3)
-
-
 def test_images_have_patches_as_tokens() -> None:
     found = am.joint_embedding(hooked("vit"), models.inputs_of("vit"), dims=3)
     assert found.labels[:3] == ("[CLS]", "0,0", "0,1")
