@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -75,14 +75,18 @@ def attend(
 def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head d_value"]:
     """z of a block of rows. Keys that no row of the block may see are left out, unless whole rows are requested."""
     keys = layer.keys(rows)
+    site, changes = layer.site, layer.changes
     scores = layer.products(rows, keys)
-    scores = layer.with_terms_scaled(scores, rows)
+    if changes is not None and layer.ledgers is not None:
+        changes.on_scores(scores, layer.ledgers, rows)
     if (cap := layer.terms.softcap) is not None:
         scores = cap * torch.tanh(scores / cap)
     scores = layer.masked(scores, rows, keys)
-    scores, removed = layer.without_removed(scores, rows)
-    attention = _softmax(scores, layer.terms.sink, layer.site, rows)
-    attention = layer.edited(attention, removed, rows)
+    removed = None if changes is None else changes.removed(scores, site.queries_batch, site.keys_batch, rows)
+    scores = scores if removed is None else scores.masked_fill(removed, torch.finfo(scores.dtype).min)
+    pattern, at_sink = softmax_with_sink(scores, layer.terms.sink)
+    site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
+    attention = layer.edited(Attention(scores, pattern, at_sink=at_sink), removed, rows)
     z = layer.weighted_values(attention.pattern, keys)
     layer.show(attention, rows, keys)
     return z
@@ -128,7 +132,11 @@ class _Layer:
 
     def blocks(self) -> Iterable[range]:
         """The rows in blocks; all rows in one block if whole rows are requested."""
-        return _row_blocks(self.q, self.mask, self.whole, self.gathers)
+        batch, heads, queries, _ = self.q.shape
+        if self.whole:
+            return [range(queries)]
+        cells = block_bytes(self.q.device) // max(1, batch * heads * self.q.element_size())
+        return self.mask.row_blocks(cells, gathered=self.gathers)
 
     @cached_property
     def whole(self) -> bool:
@@ -163,32 +171,24 @@ class _Layer:
     def products(self, rows: range, keys: slice | Tensor) -> Float[Tensor, "batch head row key"]:
         """scale · (q·k + the products with relative positions) + position."""
         q, k, position = self.q[:, :, rows.start : rows.stop], self.k[:, :, keys], self.terms.position
-        here = None if position is None else _rows_of(position, rows)[..., : k.shape[2]]
-        scores = _scaled_products(q, k, self.terms.scale, here)
+        if position is not None:
+            position = position[..., : k.shape[2]]
+            position = position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
+        scores = _scaled_products(q, k, self.terms.scale, position)
         if self.added is None:
             return scores
         return scores + self.terms.scale * self.added(q, slice(rows.start, rows.stop))[..., : k.shape[2]]
 
-    def with_terms_scaled(self, scores: Tensor, rows: range) -> Tensor:
-        """The scores after interventions have scaled some of their terms."""
-        if self.changes is not None and self.ledgers is not None:
-            self.changes.on_scores(scores, self.ledgers, rows)
-        return scores
-
     def masked(self, scores: Tensor, rows: range, keys: slice | Tensor) -> Tensor:
         """The scores, with the lowest finite number at hidden keys; whole rows also pass through the point `scores`."""
-        if not self.whole:
-            return _hide(scores, self.mask, rows, keys if isinstance(keys, Tensor) else None)
-        hidden = scores.masked_fill(~self.mask.visible(rows), torch.finfo(scores.dtype).min)
-        return self.site.visit("scores", hidden)
-
-    def without_removed(self, scores: Tensor, rows: range) -> tuple[Tensor, Bool[Tensor, "batch head row key"] | None]:
-        """The scores without the keys that interventions remove, and True at the removed keys."""
-        site = self.site
-        removed = None
-        if self.changes is not None:
-            removed = self.changes.removed(scores, site.queries_batch, site.keys_batch, rows)
-        return scores if removed is None else scores.masked_fill(removed, torch.finfo(scores.dtype).min), removed
+        lowest = torch.finfo(scores.dtype).min
+        if self.whole:
+            return self.site.visit("scores", scores.masked_fill(~self.mask.visible(rows), lowest))
+        if isinstance(keys, Tensor):
+            return scores.masked_fill_(~self.mask.visible_at(rows, keys), lowest)
+        span, hidden = self.mask.hidden(rows)
+        scores[..., span.start :].masked_fill_(hidden, lowest)
+        return scores
 
     def edited(self, attention: Attention, removed: Tensor | None, rows: range) -> Attention:
         """The attention after interventions and hooks on its pattern."""
@@ -228,24 +228,6 @@ class _Layer:
         )  # fmt: skip
         for observe in now.watch.rows:
             observe(block)
-
-
-def _hide(scores: Tensor, mask: MaskRule, rows: range, at: Tensor | None) -> Tensor:
-    """Writes the lowest finite number, in place, at hidden keys; `at` has the positions of gathered keys."""
-    lowest = torch.finfo(scores.dtype).min
-    if at is not None:
-        scores.masked_fill_(~mask.visible_at(rows, at), lowest)
-    else:
-        span, hidden = mask.hidden(rows)
-        scores[..., span.start :].masked_fill_(hidden, lowest)
-    return scores
-
-
-def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> Attention:
-    """The softmax of a block of rows, shown to the running certificate."""
-    pattern, at_sink = softmax_with_sink(scores, sink)
-    site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
-    return Attention(scores, pattern, at_sink=at_sink)
 
 
 def _terms_to_scale(
@@ -304,18 +286,6 @@ def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
     swapped = rearrange(value, "batch head position d_head -> batch position head d_head")
     visited = site.in_force.visit(site.point(name), site.layer, swapped)
     return rearrange(visited, "batch position head d_head -> batch head position d_head")
-
-
-def _rows_of(position: Tensor, rows: range) -> Tensor:
-    return position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
-
-
-def _row_blocks(q: Tensor, mask: MaskRule, whole: bool, gathered: bool) -> Iterable[range]:
-    batch, heads, queries, _ = q.shape
-    cell_bytes = batch * heads * q.element_size()
-    return (
-        [range(queries)] if whole else mask.row_blocks(block_bytes(q.device) // max(1, cell_bytes), gathered=gathered)
-    )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from transformers.models.longformer.modeling_longformer import LongformerBaseMod
 from ...batch import Batch
 from ...errors import InputError
 from ...maths.norms import FrozenNorm
-from ..parts.mask import MaskRule
+from ..parts.mask import MaskRule, everything
 from ..parts.weights import Separate, as_stored
 from .attend import attend
 from .replaced_attention import StandIn
@@ -48,7 +48,7 @@ class WindowRule(MaskRule):
         texts, length = real.shape
         chosen = None if is_global is None else is_global & real
         chosen = None if chosen is None or not bool(chosen.any()) else chosen
-        return cls(texts, length, length, 0, 0, _everything, real, real.device, is_global=chosen)
+        return cls(texts, length, length, 0, 0, everything, real, real.device, is_global=chosen)
 
     @classmethod
     def of_masks(cls, ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None) -> "WindowRule":
@@ -116,10 +116,6 @@ class WindowRule(MaskRule):
         for _, run in groupby(range(self.queries), self._global_rows.__contains__):
             places = list(run)
             yield range(places[0], places[-1] + 1)
-
-
-def _everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return key >= 0
 
 
 class Halves(nn.Module):

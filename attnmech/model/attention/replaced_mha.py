@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...errors import InputError, UnsupportedModelError
-from ..parts.mask import HIDDEN, MaskRule
+from ..parts.mask import HIDDEN, MaskRule, everything
 from .attend import Site, attend
 
 BIAS_KV: Final = "bias_kv"
@@ -279,9 +279,8 @@ def joined_masks(
             added.append(torch.where(shared & ~visible, HIDDEN, 0.0))
         visible = shared
     position = _together(added, torch.add)
-    if visible is None:
-        return Masked(MaskRule(batch, queries, keys, 0, 0, _everything, None, device), position)
-    return Masked(MaskRule(batch, queries, keys, 0, 0, partial(_looked_up, visible), None, device), position)
+    allows = everything if visible is None else partial(_looked_up, visible)
+    return Masked(MaskRule(batch, queries, keys, 0, 0, allows, None, device), position)
 
 
 def sort_mask(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor]) -> None:
@@ -306,10 +305,6 @@ def _together(parts: Sequence[Tensor], join: Callable[[Tensor, Tensor], Tensor])
     for part in parts:
         joined = part if joined is None else join(joined, part)
     return joined
-
-
-def _everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return key >= 0
 
 
 def _looked_up(

@@ -23,7 +23,6 @@ from ..attention.attend import Site, attend, unexpanded
 from ..attention.in_force import InForce, Pass
 from ..attention.replaced_attention import StandIn
 from ..attention.replaced_mha import Masked, joined_masks, sort_mask
-from ..parts.mask import MaskRule
 from ..structure.architecture import Architecture
 
 _CLOSE: Final = 1e-4
@@ -217,16 +216,11 @@ def described_as(
             apart = (output - wanted).norm() if output.shape == wanted.shape else torch.tensor(torch.inf)
             if float(apart) <= _CLOSE * float(wanted.norm()):
                 _, masked = tried.masked(*args, **kwargs)
-                return replace(how, causal=is_causal(masked.rule)), returns
+                return replace(how, causal=masked.rule.causal), returns
     raise UnsupportedModelError(
         f"`architecture` does not describe {type(module).__name__}: with these projections, {plan.n_heads} heads and "
         f"{f'the mask {plan.mask!r}' if plan.mask else 'no mask'}, softmax attention returns something else."
     )
-
-
-def is_causal(rule: MaskRule) -> bool:
-    """Whether no query sees a later key; False if there is only one query."""
-    return rule.queries > 1 and not bool(rule.visible(range(rule.queries))[..., : rule.queries].triu(1).any())
 
 
 def no_tokens() -> Batch:

@@ -17,7 +17,7 @@ from ..structure.architecture import Architecture
 from ..structure.block_structure import BlockReader, UnreadableError
 from ..structure.factors import Factors
 from ..structure.traced import Attended, Call, same
-from .attention import described_as, is_causal
+from .attention import described_as
 from .module import Layer, OwnModule, blocks_of
 from .trace import Traced, Use, above, named, parent
 
@@ -136,8 +136,8 @@ def _block(
         if any(other.startswith(f"{path}.") for other in others):
             return _torch_decoder(plain, trace, start, use, path)
         below = use.path[len(path) + 1 :]
-        inside = [call for call in trace.calls if call.path == path or call.path.startswith(f"{path}.")]
-        own = next((call for call in inside if call.path == path), None)
+        inside = trace.within(path)
+        own = next((call for call in inside if not call.path), None)
         if own is None:
             continue
         if own.input is not None and own.input.is_nested and isinstance(own.module, nn.TransformerEncoderLayer):
@@ -150,7 +150,7 @@ def _block(
             batch_first=use.batch_first,
         )  # fmt: skip
         try:
-            return _OwnBlockReader(plan, use, path, inside, plain).plan, path
+            return _OwnBlockReader(plan, use, below, inside, plain).plan, path
         except (UnreadableError, StopIteration):
             continue
     return None
@@ -182,7 +182,7 @@ def _is_torch_decoder(layer: nn.Module) -> bool:
 
 
 def _is_causal(use: Use) -> bool:
-    return use.masked is not None and is_causal(use.masked.rule)
+    return use.masked is not None and use.masked.rule.causal
 
 
 def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
@@ -245,10 +245,6 @@ def _block_of_product(
     z = rearrange(use.z, "batch query (head d) -> batch query head d", head=product.q.shape[1])
     attended = Attended(plain.get_submodule(use.path), q, k, v, z, product.masked.rule, {}, use.order)
 
-    def calls(path: str) -> list[Call]:
-        inside = [call for call in trace.calls if call.path == path or call.path.startswith(f"{path}.")]
-        return [replace(call, path=call.path[len(path) + 1 :] if call.path != path else "") for call in inside]
-
     for path in above(use.path) if others is not None else ():
         if any(other.startswith(f"{path}.") for other in others or ()):
             break
@@ -256,13 +252,13 @@ def _block_of_product(
             continue
         try:
             plan = BlockReader(
-                replace(start, streams=True, attention=use.path[len(path) + 1 :]), attended, calls(path), factors
+                replace(start, streams=True, attention=use.path[len(path) + 1 :]), attended, trace.within(path), factors
             ).plan
         except (UnreadableError, StopIteration):
             continue
         return plan, path
     try:
-        return _AloneReader(start, attended, calls(use.path), factors).plan, use.path
+        return _AloneReader(start, attended, trace.within(use.path), factors).plan, use.path
     except (UnreadableError, StopIteration) as error:
         raise UnsupportedModelError(
             f"{named(use.path)} calls scaled_dot_product_attention, but how it makes its queries, keys and values "
@@ -331,15 +327,14 @@ def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture)
 class _OwnBlockReader(BlockReader):
     """Reads the norms, sums and MLP of a block whose attention is known."""
 
-    def __init__(self, start: Architecture, use: Use, path: str, calls: Sequence[Call], plain: OwnModule) -> None:
+    def __init__(self, start: Architecture, use: Use, below: str, calls: Sequence[Call], plain: OwnModule) -> None:
         z = rearrange(use.z, "batch query (head d_head) -> batch query head d_head", head=start.n_heads)
-        inside = f"{use.path}."
         assert use.mha is not None
         attended = Attended(use.mha, z, z, z, z, None, {}, use.order)
+        inside = f"{below}."
+        # Inside the attention, texts are the first axis already.
         turned = [
-            replace(call, path=call.path[len(path) + 1 :] if call.path != path else "", **self._by_text(call, use))
-            if not call.path.startswith(inside) and not start.batch_first
-            else replace(call, path=call.path[len(path) + 1 :] if call.path != path else "")
+            call if start.batch_first or call.path.startswith(inside) else replace(call, **self._by_text(call, use))
             for call in calls
         ]
         factors = Factors(plain.config, torch.finfo(z.dtype).eps)

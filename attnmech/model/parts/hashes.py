@@ -17,9 +17,6 @@ from .packed import packed_projections
 _NOT_THE_MODEL: Final = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 """Config entries that may change when a model is saved and loaded, without changing what it computes."""
 
-_WORTH_THREADS: Final = 2**20
-"""From this many bytes on, reading takes longer than starting threads."""
-
 _SMALL_WORDS: Final = {1: torch.int8, 2: torch.int16}
 """The integer type that holds a value of this many bytes; larger values are read as words of four bytes."""
 _ROW: Final = 2**12
@@ -95,9 +92,7 @@ def batch_hash(batch: Batch) -> str:
 
 
 def _bytes_hashes(values: Sequence[Tensor]) -> list[str]:
-    """The SHA-256 of the bytes of each tensor, on several threads where there is much to read."""
-    if sum(value.nbytes for value in values) < _WORTH_THREADS:
-        return [_bytes_hash(value) for value in values]
+    """The SHA-256 of the bytes of each tensor, on several threads."""
     # hashlib releases the interpreter lock while it reads a large tensor.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         return list(pool.map(_bytes_hash, values))

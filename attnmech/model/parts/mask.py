@@ -42,6 +42,11 @@ class MaskRule:
     """Models that would inspect a mask tensor (Falcon) see that this is not one."""
 
     @property
+    def causal(self) -> bool:
+        """Whether no query sees a later key; False if there is only one query."""
+        return self.queries > 1 and not bool(self.visible(range(self.queries))[..., : self.queries].triu(1).any())
+
+    @property
     def shape(self) -> torch.Size:
         """The shape of the mask tensor that the rule replaces; some models check it."""
         return torch.Size((self.batch, 1, self.queries, self.keys))
@@ -171,6 +176,11 @@ def mask_rule(
     )
 
 
+def everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The rule by which every query sees every key."""
+    return key >= 0
+
+
 def all_allow(rules: Sequence[MaskRule]) -> MaskRule:
     """The rule by which a query sees a key if it does so by every one of these rules."""
     first, *others = rules
@@ -198,7 +208,7 @@ def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:
         return mask
     texts, device = len(batch.ids), batch.ids.device
     if mask is None:
-        return MaskRule(texts, queries, keys, 0, 0, lambda text, head, query, key: key >= 0, None, device)
+        return MaskRule(texts, queries, keys, 0, 0, everything, None, device)
     seen = mask if mask.dtype == torch.bool else mask == 0
     adds = mask.dtype != torch.bool and bool((mask[~seen] > HIDDEN).any())
     if mask.ndim != 4 or mask.shape[1] != 1 or adds:

@@ -28,7 +28,8 @@ def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
     """The slopes of ALiBi (Press et al. 2022); head 0 is the steepest if the number of heads is a power of two.
 
     slope_h = 2^(−8(h+1)/H) for H a power of two. Otherwise the first n = 2^⌊log2 H⌋ heads take the slopes of n heads,
-    and the other heads take every second slope of 2n heads, starting with the first. In float32, as in the models.
+    and the other heads take every second slope of 2n heads, starting with the first. In float32, as in the models. MPT
+    takes the same slopes from those of the next power of two.
 
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
@@ -38,22 +39,6 @@ def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
     whole = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
     slopes += [2.0 ** (-8 * (2 * extra + 1) / (2 * whole)) for extra in range(heads - whole)]
-    return torch.tensor(slopes, dtype=torch.float32)
-
-
-def alibi_slopes_mpt(heads: int) -> Float[Tensor, " head"]:
-    """MPT's slopes: of the slopes for the next power of two, n ≥ H, every second one, then the others; the first H of
-    these.
-
-    slope_h = 2^(−8(h+1)/n); for H a power of two the same as `alibi_slopes`. In float32.
-
-    >>> alibi_slopes_mpt(3).tolist()
-    [0.0625, 0.00390625, 0.25]
-    """
-    whole = 2 ** math.ceil(math.log2(heads))
-    slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
-    if whole != heads:
-        slopes = (slopes[1::2] + slopes[::2])[:heads]
     return torch.tensor(slopes, dtype=torch.float32)
 
 

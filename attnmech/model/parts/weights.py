@@ -60,15 +60,6 @@ class Fused:
         parts = rearrange(outputs[0], f"{rest} ({self.layout}) -> qkv {rest} head d_head", head=heads, qkv=3)
         return tuple(parts)
 
-    @property
-    def path_of_values(self) -> str:
-        """The path of the projection that makes v."""
-        return self.path
-
-    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
-        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
-        return self.split([output], heads, kv_heads, rest="batch position")[2]
-
     def taken(self, path: str, width: int, heads: int) -> dict[str, tuple[int, ...]]:
         """q, k and v, each with its columns in the projection's output."""
         parts = self.split([torch.arange(width)[None]], heads, heads, rest="one")
@@ -100,15 +91,6 @@ class Separate:
         """The ones among q, k and v that a projection makes, each with its columns: all of them."""
         return {name: tuple(range(width)) for name, own in zip("qkv", self.paths, strict=True) if own == path}
 
-    @property
-    def path_of_values(self) -> str:
-        """The path of the projection that makes v."""
-        return self.v
-
-    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
-        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
-        return _by_head(output, kv_heads)
-
 
 @public
 @dataclass(frozen=True)
@@ -137,15 +119,6 @@ class Columns:
         by_path = dict(zip(self.paths, outputs, strict=True))
         parts = [select(by_path[path], columns) for path, columns in zip(self.of, self.columns, strict=True)]
         return _by_heads(parts, heads, kv_heads, rest)
-
-    @property
-    def path_of_values(self) -> str:
-        """The path of the projection that makes v."""
-        return self.of[2]
-
-    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
-        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
-        return _by_head(select(output, self.columns[2]), kv_heads)
 
 
 @dataclass(frozen=True)
@@ -191,15 +164,6 @@ class Expanded:
         parts = [select(held, own) for held, own in zip((q, both, kv), self.columns, strict=True)]
         return _by_heads(parts, heads, kv_heads, rest)
 
-    @property
-    def path_of_values(self) -> str:
-        """The path of the projection that makes v."""
-        return self.kv
-
-    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
-        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
-        return _by_head(select(output, self.columns[2]), kv_heads)
-
     def keys(self, kv: Float[Tensor, "*rest d_kv"], shared: Float[Tensor, "*rest d_shared"]) -> Tensor:
         """k `[... (head d_head)]`, from the outputs of the two projections."""
         return select(torch.cat((kv, shared), dim=-1), self.columns[1])
@@ -215,10 +179,6 @@ def select(value: Float[Tensor, "*rest features"], columns: tuple[int, ...]) -> 
 def _by_heads(parts: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
     pattern, counts = f"{rest} (head d_head) -> {rest} head d_head", (heads, kv_heads, kv_heads)
     return tuple(rearrange(part, pattern, head=count) for part, count in zip(parts, counts, strict=True))
-
-
-def _by_head(value: Float[Tensor, "batch position features"], heads: int) -> Tensor:
-    return rearrange(value, "batch position (head d_head) -> batch position head d_head", head=heads)
 
 
 Layout: TypeAlias = Columns | Fused | Separate

@@ -7,7 +7,7 @@ ELECTRA, RemBERT), the projection comes last: row_v = c · P N(s · E_v + furthe
 """
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int
@@ -29,12 +29,6 @@ _PROBE: Final = 5
 """The number of tokens whose rows are compared with the model's."""
 
 
-Step = Literal["projection", "further", "scale", "norm"]
-"""A step between a token's row and the stream."""
-_WIDE: Final[tuple[Step, ...]] = ("projection", "further", "scale", "norm")
-_NARROW: Final[tuple[Step, ...]] = ("further", "norm", "projection", "scale")
-
-
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     """The token embedding of a model, row by row."""
@@ -44,8 +38,8 @@ class Vocabulary:
     projection: nn.Linear | None
     stream_scale: float
     norm: WideNorm | None
-    order: tuple[Step, ...]
-    """The steps from a row to the stream."""
+    narrow: bool
+    """Whether positions and norm have the width of a factorised embedding, so that the projection comes last."""
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -69,18 +63,17 @@ class Vocabulary:
         self, embedded: Float[Tensor, "*places d_embed"], further: Float[Tensor, "*#places width"] | None
     ) -> Float[Tensor, "*places d_model"]:
         """The start of the stream, from the output of the embedding."""
-        x = embedded
-        for step in self.order:
-            match step:
-                case "projection":
-                    x = self._projected(x)
-                case "further":
-                    x = x if further is None else x + further.to(x)
-                case "scale":
-                    x = x if self.stream_scale == 1 else self.stream_scale * x
-                case "norm":
-                    x = x if self.norm is None else self.norm(x)
-        return x
+        x = embedded if self.narrow else self._projected(embedded)
+        x = x if further is None else x + further.to(x)
+        if self.narrow:
+            return self._scaled(self._projected(self._normed(x)))
+        return self._normed(self._scaled(x))
+
+    def _normed(self, x: Float[Tensor, "*places width"]) -> Float[Tensor, "*places width"]:
+        return x if self.norm is None else self.norm(x)
+
+    def _scaled(self, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
+        return x if self.stream_scale == 1 else self.stream_scale * x
 
     def _projected(self, x: Float[Tensor, "*places d_embed"]) -> Float[Tensor, "*places d_model"]:
         if self.projection is None:
@@ -114,7 +107,7 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
         _projection(model, stack),
         plan.stream_scale,
         _norm(model, stack),
-        _WIDE if plan.narrow_norm is None else _NARROW,
+        plan.narrow_norm is not None,
     )
     _check(model, stack, vocabulary)
     return vocabulary
@@ -193,7 +186,7 @@ def _check(model: HookedModel, stack: Stack, vocabulary: Vocabulary) -> None:
         values = model.forward(batch, captures=[key, *((label, None) for label in labels)])
         entered = values[key]
         embedded = vocabulary.looked_up(batch.queries(stack.label).ids, torch.float64)
-    width = embedded.shape[-1] if vocabulary.order == _NARROW else stack.d_model
+    width = embedded.shape[-1] if vocabulary.narrow else stack.d_model
     parts = [as_float64(values[label, None]) for label in labels]
     fits = all(part.shape[-1] == width for part in parts)
     further = sum(parts, embedded.new_zeros(*embedded.shape[:-1], width)) if fits else None

@@ -12,7 +12,7 @@ from ...maths.norms import FrozenNorm
 from ..parts.modules import KEY_STATES, has_module, stream_of, submodule, with_stream
 from ..parts.norms import frozen_norm
 from ..parts.position import as_tables, query_factor, tables_for, tables_of
-from ..parts.weights import Columns, Expanded, Layout, select
+from ..parts.weights import Columns, Expanded, Fused, Layout, select
 from .stack import Stack
 
 
@@ -27,12 +27,14 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
             changed = output
             for name, columns in taken(output.shape[-1]).items():
                 point, heads = stack.point(name), plan.n_heads if name == "q" else plan.n_kv_heads
-                if not in_force.wants(point, layer):
+                wants, held = in_force.wants(point, layer), name == "v" and in_force.compares_values
+                if not wants and not held:
                     continue
-                value = select(_by_token(stack, changed), columns)
-                by_head = rearrange(value, "batch position (head d) -> batch position head d", head=heads)
-                visited = in_force.visit(point, layer, by_head)
-                if in_force.under_way.gradients or in_force.edits(point, layer):
+                visited = _by_head(layout, name, _by_token(stack, changed), columns, heads)
+                visited = in_force.visit(point, layer, visited) if wants else visited
+                if held:
+                    in_force.hold_made(stack.label, layer, visited)
+                if wants and (in_force.under_way.gradients or in_force.edits(point, layer)):
                     changed = _by_token(stack, changed).clone()
                     changed[..., list(columns)] = rearrange(visited, "batch position head d -> batch position (head d)")
             return None if changed is output else changed.reshape(output.shape)
@@ -49,13 +51,18 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
         for path in dict.fromkeys(layout.paths):
             taken = cache(partial(_columns_of, layout, path, plan.n_heads, "qk" if plan.v_norm else "qkv"))
             submodule(attention, path).register_forward_hook(at_columns(taken))
-    if not plan.v_norm:
-        _wire_values(stack, layer, attention)
 
 
 def _by_token(stack: Stack, output: Tensor) -> Tensor:
     """The output of a projection with texts first; replaced attention (XLNet) has them first already."""
     return stack.by_token(output) if isinstance(stack.architecture.qkv, Columns | Expanded) else output
+
+
+def _by_head(layout: Layout | Expanded, name: str, output: Tensor, columns: tuple[int, ...], heads: int) -> Tensor:
+    """q, k or v by head, from the output of its projection; a view of it, unless the columns are in another order."""
+    if isinstance(layout, Fused):
+        return layout.split([output], heads, heads, rest="batch position")["qkv".index(name)]
+    return rearrange(select(output, columns), "batch position (head d) -> batch position head d", head=heads)
 
 
 def _columns_of(layout: Layout, path: str, heads: int, names: str, width: int) -> dict[str, tuple[int, ...]]:
@@ -123,18 +130,6 @@ def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expand
     submodule(attention, layout.latent.projection).register_forward_hook(at_shared)
     submodule(attention, layout.kv).register_forward_pre_hook(at_latent)
     submodule(attention, layout.kv).register_forward_hook(at_keys)
-
-
-def _wire_values(stack: Stack, layer: int, attention: nn.Module) -> None:
-    """Shows v, after edits, to the running certificate."""
-    in_force, plan, layout = stack.in_force, stack.architecture, stack.architecture.qkv
-
-    def at_v(module: nn.Module, args: Any, output: Tensor) -> None:
-        if not in_force.compares_values:
-            return
-        in_force.hold_made(stack.label, layer, layout.values(_by_token(stack, output), plan.n_heads, plan.n_kv_heads))
-
-    submodule(attention, layout.path_of_values).register_forward_hook(at_v)
 
 
 def wire_v_norm(stack: Stack, layer: int, attention: nn.Module) -> None:

@@ -115,7 +115,7 @@ class BlockReader:
             query_scale=self._factors.named(q.factor * q.factor_after / scale, d_head),
             key_scale=key_scale if self._factors.knows(key_scale) else 1.0,
             rotary=rotary,
-            causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
+            causal=isinstance(attended.mask, MaskRule) and attended.mask.causal,
             trusted="eager" if asked.get("softcap") or asked.get("s_aux") is not None else None,
         )
         if q.norm is not None and k.norm is not None:
@@ -394,8 +394,7 @@ class BlockReader:
 
     def _norm_before(self) -> str | None:
         """The norm that returns `attn_in`, whatever it reads."""
-        before = [call for call in self._calls if call.order < self._attended.order and call.made and call.path]
-        for call in before:
+        for call in (call for call in self._calls if call.order < self._attended.order and call.made and call.path):
             is_norm = call.input is not None and call.input.is_floating_point() and kind_of(call.module, call.input)
             if is_norm and same(self._by_token(call.made[0]), self._attn_in):
                 return call.path
@@ -443,7 +442,3 @@ def _first_of_groups(columns: tuple[int, ...], kv_heads: int, group: int) -> tup
 
 def _refuse(reason: str) -> NoReturn:
     raise UnreadableError(reason)
-
-
-def _is_causal(mask: MaskRule, length: int) -> bool:
-    return not bool(mask.visible(range(length))[0, 0].triu(1).any())

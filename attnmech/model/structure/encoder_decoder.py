@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -21,11 +20,11 @@ from ..parts.modules import KEY_STATES
 from ..parts.weights import Separate, at_home
 from .architecture import Architecture
 from .block_structure import BlockReader, UnreadableError
-from .copies import cannot_run, copy_of
+from .copies import copy_of
 from .factors import Factors
 from .signals import KINDS, signal_of
 from .structure import SEED, TEXTS, Reader, common_plan, family
-from .traced import Attended, Call, Trace, distance, factor_of, same
+from .traced import Attended, Call, Trace, calls_within, distance, factor_of, same
 
 
 class CrossReader(BlockReader):
@@ -35,12 +34,10 @@ class CrossReader(BlockReader):
     """
 
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
-        path = f"{start.within}."
-        own = [replace(call, path="") for call in calls if call.path == start.within]
-        own += [replace(call, path=call.path[len(path) :]) for call in calls if call.path.startswith(path)]
-        self.call = own[0]
+        own = calls_within(calls, start.within)
+        self.call = next(call for call in own if not call.path)
         """The call of the cross-attention."""
-        self.states = _states(own[0], attended)
+        self.states = _states(self.call, attended)
         """The tensor from which keys and values are made."""
         super().__init__(start, attended, own, factors)
 
@@ -157,13 +154,9 @@ class _StacksReader(Reader):
             return {"input_ids": self._of_encoder, **inputs}
         return {**self._heard.noise(TEXTS, SEED, self._rows), **inputs}
 
-    def _require_that_it_runs(self) -> None:
-        """Raises `WeightsError` if transformers cannot run the stacks; heads may refuse the texts, and are not run."""
-        try:
-            with torch.no_grad():
-                copy_of(self._original).base_model(**self._inputs())
-        except Exception as error:  # transformers raises many kinds of errors for wrong sizes and precisions
-            raise cannot_run(self._original, error) from error
+    def _plain(self) -> nn.Module:
+        """A copy of the stacks; heads may refuse the texts, and are not run."""
+        return copy_of(self._original).base_model
 
     def architectures(self) -> tuple[Architecture, ...]:
         """The architectures of the three stacks, in the order in which the certificate names them."""

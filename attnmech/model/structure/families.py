@@ -18,7 +18,7 @@ from ..attention.postponed import through_attend
 from ..attention.replaced_attention import CodeGenAttention, GPTJAttention, GPTNeoAttention, codegen_layout
 from ..attention.two_stream import XLNetAttention, XLNetCore
 from ..parts.gates import HalfOfRow
-from ..parts.position import HALVES, PAIRS, Alibi, alibi_slopes_mpt
+from ..parts.position import HALVES, PAIRS, Alibi
 from ..parts.weights import Columns, Fused, Separate
 from .architecture import Architecture
 
@@ -62,7 +62,7 @@ def _mpt(config: Config) -> Architecture:
         attn_norm="norm_1",
         mid_norm="norm_2",
         mlp_out="ffn.down_proj",
-        alibi=Alibi(alibi_slopes_mpt, from_end=True),
+        alibi=Alibi(from_end=True),
         replacement=through_attend,
         position_limit=config.max_seq_len,
     )

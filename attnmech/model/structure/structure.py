@@ -195,9 +195,13 @@ class Reader:
         """Raises `WeightsError` if transformers itself cannot run the model, whatever its attention."""
         try:
             with torch.no_grad():
-                copy_of(self._original)(**self._inputs())
+                self._plain()(**self._inputs())
         except Exception as error:  # transformers raises many kinds of errors for wrong sizes and precisions
             raise cannot_run(self._original, error) from error
+
+    def _plain(self) -> nn.Module:
+        """A copy of the model with transformers' own attention."""
+        return copy_of(self._original)
 
     def _recorded(self, list_path: str, layers: Sequence[int]) -> dict[str, nn.Module]:
         """The modules in blocks with attention, and those outside the blocks."""

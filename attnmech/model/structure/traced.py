@@ -4,7 +4,7 @@ The pass runs on a copy that uses attnmech's own attention, so it shows what eve
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -78,13 +78,23 @@ class Trace:
 
         Only the call of the block itself stays in the trace.
         """
-        within = [call for call in self.calls if call.path == path or call.path.startswith(f"{path}.")]
+        within = self.within(path)
         self.calls = [call for call in self.calls if not call.path.startswith(f"{path}.")]
-        return self.attended.pop(), [replace(call, path=call.path[len(path) + 1 :]) for call in within]
+        return self.attended.pop(), within
+
+    def within(self, path: str) -> list[Call]:
+        """The calls of a module and of those inside it, with paths from this module down."""
+        return calls_within(self.calls, path)
 
     def call(self, path: str) -> Call | None:
         """The last call of a module."""
         return next((call for call in reversed(self.calls) if call.path == path), None)
+
+
+def calls_within(calls: Iterable[Call], path: str) -> list[Call]:
+    """Those of some calls that are of a module or inside it, with paths from this module down."""
+    within = (call for call in calls if call.path == path or call.path.startswith(f"{path}."))
+    return [replace(call, path=call.path[len(path) + 1 :]) for call in within]
 
 
 _UNDER_WAY: ContextVar[Trace] = ContextVar("traced pass")

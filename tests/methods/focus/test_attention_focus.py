@@ -107,7 +107,7 @@ def test_blocks_that_do_not_divide_the_text(name: str, rows: int, monkeypatch: p
     ids = models.token_ids(name, batch=2, length=19)
     hooked = models.hooked(name)
     whole = am.attention_focus(hooked, ids)
-    monkeypatch.setattr(attention, "_row_blocks", lambda q, keys, whole, gathered: _in_steps(q.shape[2], rows))
+    monkeypatch.setattr(attention._Layer, "blocks", lambda layer: _in_steps(layer.q.shape[2], rows))
     blocks = am.attention_focus(hooked, ids)
     for key in ("sums", "counts", "distance", "received", "uniform", "seen", "by_type", "sink_rate", "values"):
         assert torch.allclose(whole.state[key].double(), blocks.state[key].double(), atol=1e-5), key
