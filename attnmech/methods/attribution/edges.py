@@ -93,9 +93,8 @@ class EdgeAttribution(Estimates):
         held: set[str] = set()
         if confirmation is not None:
             held = {name for name, holds in zip(confirmation.names, confirmation.holds.tolist(), strict=True) if holds}
-        return edge_graph(
-            strongest, self.graph, [edge_name(*ends) in held for ends in _ends(strongest)], self._label_of(self._MAIN)
-        )
+        ends = zip(strongest["sender"], strongest["receiver"], strict=True)
+        return edge_graph(strongest, self.graph, [edge_name(*two) in held for two in ends], self._label_of(self._MAIN))
 
     def _sums(self, end: int) -> dict[str, Tensor]:
         """The columns of a table of senders (0) or receivers (1): the sums over their edges."""
@@ -149,7 +148,3 @@ class EdgeAttribution(Estimates):
 def edge_name(sender: str, receiver: str) -> str:
     """The name of an edge in a sentence."""
     return f"{sender} → {receiver}"
-
-
-def _ends(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(frame["sender"], frame["receiver"], strict=True))

@@ -29,8 +29,8 @@ from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .by_token import MOST_NAMED, DriftByToken
 from .formulas import SIMILARITIES
-from .section import NAMED, PLACE_WORDS, DriftNumbers, nearest_chart, reading_of
-from .sums import OWN_LIST, PLACES, STATISTICS, ComparedRows, DriftSums, stream_points
+from .section import NAMED, PLACE_WORDS, DriftNumbers, labels_of, nearest_chart, reading_of
+from .sums import OWN_LIST, PLACES, ComparedRows, DriftSums, stream_points
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
 from .word_types import WORD_TYPES, checked_words
 
@@ -270,7 +270,7 @@ class ResidualDrift(DriftByToken):
         if figure == NEAREST:
             place = self._place(text, self._first(text) if query is None else query)[1]
             return nearest_chart(drift_numbers(self, text)).figure(query=self._real(text).index(place))
-        label, log = self._label(figure), figure == "rank"
+        label, log = labels_of(self.vocabulary, self.k)[figure], figure == "rank"
         order, layers = self._order, sorted(self.layers)
         baselines = self._baselines(order) if figure == "cosine" else {}
         if query is None and (not self.tokens or len(self.tokens) > 1):
@@ -299,13 +299,6 @@ class ResidualDrift(DriftByToken):
             "two tokens of a text": self["anisotropy"].means.mean[order].numpy(),
             "any row of the vocabulary": self["vocabulary_cosine"].means.mean[order].numpy(),
         }
-
-    def _label(self, figure: str) -> str:
-        if figure == "cosine":
-            return STATISTICS["cosine"].axis
-        if figure == "rank":
-            return f"1 + rank of the token's own row (of {self.vocabulary:,})"
-        return f"share of new rows among the {self.k} nearest"
 
     def _sections(self) -> Sequence[Section]:
         made = [

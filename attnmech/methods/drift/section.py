@@ -21,6 +21,15 @@ NAMED: Final = 4
 PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the output of each block"}
 
 
+def labels_of(vocabulary: int, k: int) -> dict[str, str]:
+    """What each figure of lines over layers shows, for a number of rows and of nearest rows."""
+    return {
+        "cosine": "cosine to the token's own embedding",
+        "rank": f"1 + rank of the token's own row (of {vocabulary:,})",
+        "churn": f"share of new rows among the {k} nearest",
+    }
+
+
 def reading_of(figure: str, at: str, k: int, texts: int) -> str:
     """Says how to read a figure of lines over layers; for one text, each line is a token."""
     of = "token" if texts == 1 else "word type, with 95 % intervals over texts"
@@ -71,14 +80,9 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
         layers: the layers that the reader can choose; a line marks the current one.
 
     """
-    charts = {
-        "token-cosine": _lines(view, layers, "cosine", "cosine to the token's own embedding", view.cosine),
-        "token-rank": _lines(
-            view, layers, "rank", f"1 + rank of the token's own row (of {view.vocabulary:,})", 1 + view.rank
-        ),
-        "token-churn": _lines(view, layers, "churn", f"share of new rows among the {view.k} nearest", view.churn),
-        "token-nearest": nearest_chart(view),
-    }
+    labels = labels_of(view.vocabulary, view.k)
+    charts = {f"token-{name}": _lines(view, layers, name, label) for name, label in labels.items()}
+    charts["token-nearest"] = nearest_chart(view)
     rounded = max(error_of(charts[f"token-{name}"]) for name in ("cosine", "churn"))
     return Section(
         name="token-drift",
@@ -100,12 +104,11 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
     )
 
 
-def _lines(
-    view: DriftNumbers, layers: Sequence[int], name: str, label: str, values: Float[np.ndarray, "token layer"]
-) -> Chart:
+def _lines(view: DriftNumbers, layers: Sequence[int], name: str, label: str) -> Chart:
     """Draws one number of the chosen token over the layers, with its baselines."""
-    logarithmic = name == "rank"
-    baselines = {"mean of the text's tokens": view.means[name] + (1 if logarithmic else 0)}
+    logarithmic = name == "rank"  # of 1 + rank, so that 0 can be drawn
+    values, mean = (numbers + logarithmic for numbers in (getattr(view, name), view.means[name]))
+    baselines = {"mean of the text's tokens": mean}
     if name == "cosine":
         baselines |= {"two tokens of the text": view.between_tokens, "a token and any row": view.to_any_row}
     figure = Figure()

@@ -310,7 +310,7 @@ class HeadExamples(Summed):
     @cached_property
     def _relations(self) -> dict[str, Int[Tensor, "measured head row"]]:
         """The index in `RELATIONS` of the relation of each of the strongest and of the sampled rows."""
-        found = {}
+        by_kind = {}
         for prefix in ("strongest", "sampled"):
             rows = fields_of(prefix, self.state)
             position, keys, counts = rows["position"], rows["keys"], rows["keys"] >= 0
@@ -318,8 +318,8 @@ class HeadExamples(Summed):
                 counts &= (rows["key_ids"] >= 0) & (keys != 0) & (keys != position[..., None])
             at = counts.byte().argmax(dim=-1, keepdim=True)
             key, key_id = (x.gather(-1, at)[..., 0] for x in (keys.masked_fill(~counts, -1), rows["key_ids"]))
-            found[prefix] = relations(position, key, rows["window"][..., WINDOW.index(0)], key_id)
-        return found
+            by_kind[prefix] = relations(position, key, rows["window"][..., WINDOW.index(0)], key_id)
+        return by_kind
 
     # -- the examples -----------------------------------------------------------------------------------------
 

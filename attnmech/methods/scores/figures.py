@@ -281,8 +281,10 @@ def key_terms_chart(
             "visible": bool(terms),
             "hoverformat": "+.3f",
         },
-        annotations=[] if terms else [_no_key_terms()],
     )
+    if not terms:
+        words = "No term of this model's score depends on the key alone."
+        figure.add_annotation(text=words, xref="paper", yref="paper", x=0.5, y=0.5, showarrow=False)
     return Chart(figure, tuple(slots))
 
 
@@ -299,14 +301,3 @@ def _by_rank(
         for name, share in shares.items()
     }
     return by_rank, np.moveaxis(keys, -1, 2)
-
-
-def _no_key_terms() -> dict[str, object]:
-    return {
-        "text": "No term of this model's score depends on the key alone.",
-        "xref": "paper",
-        "yref": "paper",
-        "x": 0.5,
-        "y": 0.5,
-        "showarrow": False,
-    }

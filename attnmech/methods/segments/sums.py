@@ -94,11 +94,8 @@ class SegmentSums(Reducer):
     def close(self, state: State, run: Run) -> State:
         """Returns the cells as means over rows, and sums by distance in segments, by group of texts."""
         begins = run.batch.queries(run.stack.label).begins.tolist()
-        values_by_name: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
-        for text, begin in enumerate(begins):
-            for name, value in self._closed_text(state, text, begin, looks_both_ways(run)).items():
-                values_by_name[name].append(value)
-        by_text = {name: torch.stack(values, dim=-1) for name, values in values_by_name.items()}
+        of_texts = [self._closed_text(state, *text, looks_both_ways(run)) for text in enumerate(begins)]
+        by_text = {name: torch.stack([values[name] for values in of_texts], dim=-1) for name in _BY_TEXT}
         by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
         by_text["counts"] = by_text["counts"][0, :, None, None]
         by_text = {name: value.cpu() for name, value in by_text.items()}
