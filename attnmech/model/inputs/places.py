@@ -107,7 +107,7 @@ class PlaceFinder:
         fields = coordinates(pictures, text.senses) if pictures is not None and "image" in kinds else {}
         places: dict[int, Place] = {}
         for name, value in text.senses.items():
-            parts = {token: part for token, part in enumerate(held.parts) if part is not None and part.name == name}
+            parts = {token: part for token in runs if (part := held.parts[token]) is not None and part.name == name}
             kind = _kind(sense_of(name) or "an image")
             if kind == "sound":
                 places |= _in_sounds(parts, runs, seconds_per_frame)

@@ -15,9 +15,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnmech.model.inputs import held
-from attnmech.model.inputs.boxes import Pictures
 from attnmech.model.inputs.merged import Merged
 from attnmech.model.inputs.places import Place, PlaceFinder, Places
+from attnmech.model.inputs.processors import Pictures
 from attnmech.model.structure.copies import copy_of, use_attention
 from attnmech.model.structure.text_part import placeholders_of
 
@@ -92,7 +92,7 @@ TILED: Final = [[32, 64], [64, 32]]
 
 
 def tokenizer(*special: str, **names: str) -> Any:
-    """A tokenizer of words and special tokens, the first of which stands for pictures; `names` are its attributes."""
+    """A tokenizer of words and special tokens; the first stands for pictures. `names` are attributes."""
     words = [f"w{number}" for number in range(97)]
     words[:2], words[merged.IMAGE], words[40 : 39 + len(special)] = ["[UNK]", "[PAD]"], special[0], special[1:]
     tokens = models.tokenizer(words=tuple(words))
@@ -160,7 +160,7 @@ def test_a_square_at_the_box_of_a_token_changes_it_alone(kind: str, monkeypatch:
         return dict(processor(text=[f"w5 {mark} w6 w7 {mark} w8"], images=nested, return_tensors="pt"))
 
     def painted(place: Place | None) -> dict[str, Tensor]:
-        """Black pictures, in one of which the middle of the place's box is white."""
+        """Black pictures; the middle of the place's box is white."""
         pictures = [np.zeros((height, width, 3), dtype=np.uint8) for width, height in sizes]
         if place is not None:
             assert place.box is not None
@@ -239,6 +239,14 @@ def test_a_proof_is_short_shared_and_leaves_no_trace() -> None:
     assert before == ([len(part._forward_pre_hooks) for part in plain.modules()], str(plain.config))
     assert dict(ALL_ATTENTION_FUNCTIONS.items()) == registered
     assert all(weight.requires_grad and weight.grad is None for weight in plain.parameters())
+
+
+def test_other_sizes_are_proven_anew() -> None:
+    made = replace(merged.KINDS["mistral3"], senses=wide, tokens=8)
+    plain, text = merged.model_of("mistral3", made), merged.inputs_of(made, 0, 9)
+    finder, _ = placed(plain, text)
+    named = again(finder, plain, text | {"image_sizes": text["image_sizes"].flip(0)})
+    assert [label for label in named.labels if label] == [*grid(1, 2), *grid(2, 3, "img 2")]
 
 
 @pytest.mark.parametrize("seen", ["by gradients", "by changes alone"])
