@@ -249,18 +249,41 @@ def test_other_sizes_are_proven_anew() -> None:
     assert [label for label in named.labels if label] == [*grid(1, 2), *grid(2, 3, "img 2")]
 
 
-@pytest.mark.parametrize("seen", ["by gradients", "by changes alone"])
+def test_a_tile_of_zeros_is_padding() -> None:
+    plain, text = merged.model_of("idefics3"), merged.inputs_of(merged.KINDS["idefics3"], 0, 9)
+    tiles = torch.cat((text["pixel_values"], torch.zeros_like(text["pixel_values"])), dim=1)
+    _, named = placed(plain, text | {"pixel_values": tiles})
+    assert [label for label in named.labels if label] == grid(2, 2, "img 1, tile 1")
+
+
+@pytest.mark.parametrize("seen", ["by gradients", "by changes alone", "in one line of each patch"])
 def test_tokens_that_share_pixels_have_no_place(seen: str) -> None:
     plain = merged.model_of("llava")
 
     def mixing(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        if seen == "in one line of each patch":
+            line = torch.arange(32)[:, None] % 8 == 0
+            return (args[0] + (args[0] * line).roll(8, dims=-1),)
         before = args[0].roll(1, dims=1)
         return (args[0] + (before if seen == "by gradients" else before.detach()),)
 
-    plain.base_model.multi_modal_projector.register_forward_pre_hook(mixing)
+    base = plain.base_model
+    in_pixels = base.vision_tower.get_submodule("embeddings.patch_embedding")
+    (in_pixels if seen.startswith("in") else base.multi_modal_projector).register_forward_pre_hook(mixing)
     _, named = placed(plain, merged.inputs_of(merged.KINDS["llava"], 0, 9))
     assert set(named.places) == {None}
     assert [label for label in named.labels if label] == [f"<img 1: token {number}>" for number in range(1, 17)]
+
+
+def test_queries_without_pixels_see_all_keys() -> None:
+    """As many learned queries as patches, in a resampler."""
+    q, k, v = (torch.randn(1, heads, 5, 3) for heads in (4, 2, 2))
+    from_queries, _ = ALL_ATTENTION_FUNCTIONS[held.LOCAL](torch.nn.Module(), q, k.requires_grad_(), v)
+    (gradient,) = torch.autograd.grad(from_queries[0, 2].sum(), k)
+    assert bool((gradient != 0).all())
+    from_pixels, _ = ALL_ATTENTION_FUNCTIONS[held.LOCAL](torch.nn.Module(), q.requires_grad_(), k, v)
+    (gradient,) = torch.autograd.grad(from_pixels[0, 2].sum(), k)
+    assert (gradient != 0).any(dim=(0, 1, 3)).tolist() == [False, False, True, False, False]
 
 
 def test_seconds_of_two_sounds() -> None:
