@@ -85,8 +85,12 @@ def _attention(
     weighted: str | None,
 ) -> View:
     """Views of patterns and scores."""
-    queries, keys = _rows(activations, name, text)
-    numbers = values = _real(activations, name, layers, queries, keys)
+    stack, base = split_stack(name)
+    of_queries, of_keys = activations.batch.queries(stack), activations.batch.keys(stack)
+    queries = _Rows(of_queries, text)
+    keys = queries if of_keys is of_queries else _Rows(of_keys, text)
+    patterns = [_numbers(activations[name, at][text]) for at in layers]
+    numbers = values = np.stack([pattern[:, queries.real][:, :, keys.real] for pattern in patterns])
     if weighted is not None:
         values = value_weighted(values, _norms(activations, name, layers, keys))
     return view_of_attention(
@@ -102,7 +106,7 @@ def _attention(
         special=[token in keys.batch.special for token in keys.ids],
         point=name,
         name="value-weighted attention" if weighted else name,
-        probabilities=split_stack(name)[1] == "pattern",
+        probabilities=base == "pattern",
         measure=VALUE_WEIGHTED if weighted else PROBABILITY,
     )
 
@@ -166,19 +170,6 @@ class _Rows:
         self.tokens = [token for token, real in zip(batch.tokens[text], self.real, strict=True) if real]
         self.ids = batch.ids[text].cpu()[torch.from_numpy(self.real)].tolist()
         self.text = text
-
-
-def _rows(activations: Captured, name: str, text: int) -> tuple[_Rows, _Rows]:
-    stack = split_stack(name)[0]
-    queries, keys = activations.batch.queries(stack), activations.batch.keys(stack)
-    rows = _Rows(queries, text)
-    return rows, rows if keys is queries else _Rows(keys, text)
-
-
-def _real(activations: Captured, name: str, layers: list[int], queries: _Rows, keys: _Rows) -> np.ndarray:
-    """Patterns or scores `[layer head query key]` without padding."""
-    values = [_numbers(activations[name, layer][queries.text]) for layer in layers]
-    return np.stack([pattern[:, queries.real][:, :, keys.real] for pattern in values])
 
 
 def _norms(activations: Captured, name: str, layers: list[int], keys: _Rows) -> np.ndarray:

@@ -59,7 +59,9 @@ def attend(
 
     `weights` is called with each block of the pattern, after edits, and the number of keys.
     """
-    site.in_force.hold_values(site.stack, site.layer, v)
+    balance = site.in_force.balance
+    if balance is not None:
+        balance.hold_values(site.stack, site.layer, v)
     notes = site.in_force.under_way.notes
     terms = LayerAttention(site.stack, site.layer, scale, position, softcap, sink, notes, relative)
     layer = _Layer.of(q, k, v, terms, mask, site, weights)
@@ -68,7 +70,8 @@ def attend(
         site.in_force.note(ungated=z)
         return z
     z = site.in_force.visit(site.point("z"), site.layer, z)
-    site.in_force.hold_z(site.stack, site.layer, z)
+    if balance is not None:
+        balance.hold_z(site.stack, site.layer, z)
     return z
 
 
@@ -85,7 +88,8 @@ def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head 
     removed = None if changes is None else changes.removed(scores, site.queries_batch, site.keys_batch, rows)
     scores = scores if removed is None else scores.masked_fill(removed, torch.finfo(scores.dtype).min)
     pattern, at_sink = softmax_with_sink(scores, layer.terms.sink)
-    site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
+    if (balance := site.in_force.balance) is not None:
+        balance.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
     attention = layer.edited(Attention(scores, pattern, at_sink=at_sink), removed, rows)
     z = layer.weighted_values(attention.pattern, keys)
     layer.show(attention, rows, keys)

@@ -265,35 +265,15 @@ class InForce:
         now.values[key] = value if owned else value.detach().clone()
         return value
 
+    @property
+    def balance(self) -> Balance | None:
+        """The record of the running certificate; None in passes that it does not check."""
+        return self.under_way.balance
+
     def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
         """Shows a quantity to the running certificate."""
-        if (balance := self.under_way.balance) is not None:
+        if (balance := self.balance) is not None:
             balance.hold(kind, stack, layer, value)
-
-    def hold_rows(self, stack: str, layer: int, first: int, pattern: Tensor, at_sink: Tensor | None) -> None:
-        """Shows a block of rows of the pattern, before edits, to the running certificate."""
-        if (balance := self.under_way.balance) is not None:
-            balance.hold_rows(stack, layer, first, pattern, at_sink)
-
-    @property
-    def compares_values(self) -> bool:
-        """Whether the running certificate compares the v that a layer's projection made with the v of its attention."""
-        return self.under_way.balance is not None
-
-    def hold_made(self, stack: str, layer: int, v: Tensor) -> None:
-        """Shows v, as the projection made it and after edits, to the running certificate."""
-        if (balance := self.under_way.balance) is not None:
-            balance.hold_made(stack, layer, v)
-
-    def hold_values(self, stack: str, layer: int, v: Tensor) -> None:
-        """Shows v, as attention receives it, to the running certificate."""
-        if (balance := self.under_way.balance) is not None:
-            balance.hold_values(stack, layer, v)
-
-    def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
-        """Shows z to the running certificate."""
-        if (balance := self.under_way.balance) is not None:
-            balance.hold_z(stack, layer, z)
 
     def note(self, **facts: Any) -> None:
         """Adds to the notes on the current layer."""

@@ -127,7 +127,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
             for path in self.products:
                 keep_weights_of_product(self.get_submodule(path), self._weights.append)
             for path in self.described:
-                self.get_submodule(path).register_forward_hook(self._keep_none)
+                self.get_submodule(path).register_forward_hook(lambda *_: self._weights.append(None))
 
     def _replace_described(self) -> None:
         """Replaces each described attention by a module that computes what was described."""
@@ -138,9 +138,6 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
             for other, part in list(self.named_modules(remove_duplicate=False)):
                 if part is original:
                     self.set_submodule(other, ours)
-
-    def _keep_none(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._weights.append(None)
 
     def _keep_weights(self, module: nn.MultiheadAttention, args: Any, kwargs: Any, output: Any) -> None:
         arguments = dict(zip(_NAMES, args, strict=False)) | kwargs

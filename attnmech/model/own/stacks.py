@@ -16,7 +16,7 @@ from ..parts.weights import Separate
 from ..structure.architecture import Architecture
 from ..structure.block_structure import BlockReader, UnreadableError
 from ..structure.factors import Factors
-from ..structure.traced import Attended, Call, same
+from ..structure.traced import Attended, Call, calls_within, same
 from .attention import described_as
 from .module import Layer, OwnModule, blocks_of
 from .trace import Traced, Use, above, named, parent
@@ -136,7 +136,7 @@ def _block(
         if any(other.startswith(f"{path}.") for other in others):
             return _torch_decoder(plain, trace, start, use, path)
         below = use.path[len(path) + 1 :]
-        inside = trace.within(path)
+        inside = calls_within(trace.calls, path)
         own = next((call for call in inside if not call.path), None)
         if own is None:
             continue
@@ -251,14 +251,13 @@ def _block_of_product(
         if not any(call.path == path for call in trace.calls):
             continue
         try:
-            plan = BlockReader(
-                replace(start, streams=True, attention=use.path[len(path) + 1 :]), attended, trace.within(path), factors
-            ).plan
+            whole = replace(start, streams=True, attention=use.path[len(path) + 1 :])
+            plan = BlockReader(whole, attended, calls_within(trace.calls, path), factors).plan
         except (UnreadableError, StopIteration):
             continue
         return plan, path
     try:
-        return _AloneReader(start, attended, trace.within(use.path), factors).plan, use.path
+        return _AloneReader(start, attended, calls_within(trace.calls, use.path), factors).plan, use.path
     except (UnreadableError, StopIteration) as error:
         raise UnsupportedModelError(
             f"{named(use.path)} calls scaled_dot_product_attention, but how it makes its queries, keys and values "

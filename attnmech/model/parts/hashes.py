@@ -75,9 +75,12 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and the SHA-256 of the bytes of tensors."""
     names = sorted(tensors)
     values = [tensors[name] for name in names]
+    # hashlib releases the interpreter lock while it reads a large tensor.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        digests = list(pool.map(lambda value: hashlib.sha256(_bytes(value)).hexdigest(), values))
     lines = [
         f"{name} {value.dtype} {tuple(value.shape)} {digest}"
-        for name, value, digest in zip(names, values, _bytes_hashes(values), strict=True)
+        for name, value, digest in zip(names, values, digests, strict=True)
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -89,17 +92,6 @@ def batch_hash(batch: Batch) -> str:
     if batch.target is not None:
         tensors |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
     return tensors_hash(tensors)
-
-
-def _bytes_hashes(values: Sequence[Tensor]) -> list[str]:
-    """The SHA-256 of the bytes of each tensor, on several threads."""
-    # hashlib releases the interpreter lock while it reads a large tensor.
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return list(pool.map(_bytes_hash, values))
-
-
-def _bytes_hash(tensor: Tensor) -> str:
-    return hashlib.sha256(_bytes(tensor)).hexdigest()
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

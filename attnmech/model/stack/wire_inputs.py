@@ -27,13 +27,13 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
             changed = output
             for name, columns in taken(output.shape[-1]).items():
                 point, heads = stack.point(name), plan.n_heads if name == "q" else plan.n_kv_heads
-                wants, held = in_force.wants(point, layer), name == "v" and in_force.compares_values
-                if not wants and not held:
+                wants, balance = in_force.wants(point, layer), in_force.balance if name == "v" else None
+                if not wants and balance is None:
                     continue
                 visited = _by_head(layout, name, _by_token(stack, changed), columns, heads)
                 visited = in_force.visit(point, layer, visited) if wants else visited
-                if held:
-                    in_force.hold_made(stack.label, layer, visited)
+                if balance is not None:
+                    balance.hold_made(stack.label, layer, visited)
                 if wants and (in_force.under_way.gradients or in_force.edits(point, layer)):
                     changed = _by_token(stack, changed).clone()
                     changed[..., list(columns)] = rearrange(visited, "batch position head d -> batch position (head d)")
@@ -139,14 +139,14 @@ def wire_v_norm(stack: Stack, layer: int, attention: nn.Module) -> None:
         return
 
     def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        wants = in_force.wants(stack.point("v"), layer)
-        if not wants and not in_force.compares_values:
+        wants, balance = in_force.wants(stack.point("v"), layer), in_force.balance
+        if not wants and balance is None:
             return None
         by_head = "batch position head d_head"
         visited = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
         visited = in_force.visit(stack.point("v"), layer, visited) if wants else visited
-        if in_force.compares_values:
-            in_force.hold_made(stack.label, layer, visited)
+        if balance is not None:
+            balance.hold_made(stack.label, layer, visited)
         if not wants:
             return None
         return rearrange(visited, f"{by_head} -> {plan.v_norm_axes}").reshape(output.shape)

@@ -89,7 +89,7 @@ def wire_output(stack: Stack, layer: int, block: nn.Module) -> None:
     def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if in_force.wants(stack.point("result"), layer):
             output = _through_results(stack, layer, args[0], output)
-        if (balance := in_force.under_way.balance) is not None:
+        if (balance := in_force.balance) is not None:
             if in_force.edits(stack.point("result"), layer):
                 balance.skip("heads", stack.label, layer, "an edit of `result` comes between them")
             else:
@@ -151,7 +151,8 @@ def _wire_gate(stack: Stack, layer: int, block: nn.Module) -> None:
             if in_force.under_way.gradients or in_force.edits(gate, layer):
                 z = (visited * notes.ungated).to(z.dtype)
         z = in_force.visit(stack.point("z"), layer, z)
-        in_force.hold_z(stack.label, layer, z)
+        if (balance := in_force.balance) is not None:
+            balance.hold_z(stack.label, layer, z)
         return (z.reshape(gated.shape), *args[1:])
 
     if isinstance(plan.gate, NormGate):

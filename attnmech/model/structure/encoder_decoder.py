@@ -184,20 +184,14 @@ class _StacksReader(Reader):
     # -- the place of attention ------------------------------------------------------------------------------
 
     def _places_of_stacks(self, trace: Trace) -> dict[str, _Place]:
-        by_label: dict[str, dict[tuple[str, str], list[int]]] = {label: {} for label in _LABELS}
+        by_label: dict[str, list[Attended]] = {label: [] for label in _LABELS}
         for attended in trace.attended:
-            blocks, layer, attention = self._place(attended)
-            by_label[self._label_of(attended)].setdefault((blocks, attention), []).append(layer)
+            by_label[self._label_of(attended)].append(attended)
         places = {}
-        for label, lists in by_label.items():
-            if not lists:
+        for label, calls in by_label.items():
+            if not calls:
                 raise UnreadableError(f"no attention of the {label} goes through transformers' attention interface")
-            if len(lists) > 1:
-                named = ", ".join(f"{blocks}.N.{attention}" for blocks, attention in lists)
-                raise UnreadableError(f"the attention of its {label} is in more than one place ({named})")
-            ((blocks, attention), layers), *_ = lists.items()
-            if len(set(layers)) < len(layers):
-                raise UnreadableError(f"blocks of {blocks!r} attend more than once in a pass (shared blocks)")
+            blocks, attention, layers = self._one_place(calls, f"the attention of its {label}")
             places[label] = _Place(blocks, attention, tuple(layers))
         if (places["decoder"].blocks, places["decoder"].layers) != (places["cross"].blocks, places["cross"].layers):
             raise UnreadableError(f"cross-attention ({places['cross']}) is not in each block of {places['decoder']}")

@@ -217,11 +217,15 @@ class Reader:
 
     def _places(self, trace: Trace) -> tuple[str, str, list[int]]:
         """The path of the list of blocks, the path of attention within a block, and the layers with attention."""
-        places = [self._place(attended) for attended in trace.attended]
+        return self._one_place(trace.attended, "its attention")
+
+    def _one_place(self, calls: Sequence[Attended], what: str) -> tuple[str, str, list[int]]:
+        """The place of some calls of the attention function, which must be one; `what` names them in the error."""
+        places = [self._place(attended) for attended in calls]
         lists = list(dict.fromkeys((path, attention) for path, _, attention in places))
         if len(lists) > 1:
             named = ", ".join(f"{path}.N.{attention}" for path, attention in lists)
-            raise UnreadableError(f"its attention is in more than one place ({named})")
+            raise UnreadableError(f"{what} is in more than one place ({named})")
         layers = [layer for _, layer, _ in places]
         twice = next((layer for layer, count in Counter(layers).items() if count > 1), None)
         if twice is not None:

@@ -78,13 +78,9 @@ class Trace:
 
         Only the call of the block itself stays in the trace.
         """
-        within = self.within(path)
+        within = calls_within(self.calls, path)
         self.calls = [call for call in self.calls if not call.path.startswith(f"{path}.")]
         return self.attended.pop(), within
-
-    def within(self, path: str) -> list[Call]:
-        """The calls of a module and of those inside it, with paths from this module down."""
-        return calls_within(self.calls, path)
 
     def call(self, path: str) -> Call | None:
         """The last call of a module."""
