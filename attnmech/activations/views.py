@@ -101,7 +101,8 @@ def _attention(
         head=head,
         query=query,
         view=view,
-        hidden=_hidden(numbers[0], name),
+        # The mask gives hidden cells the lowest finite number in scores, and 0 in patterns.
+        hidden=numbers[0] <= np.finfo(np.float16).min if base == "scores" else never_seen(numbers[0]),
         keys=None if keys is queries else keys.tokens,
         special=[token in keys.batch.special for token in keys.ids],
         point=name,
@@ -188,13 +189,6 @@ def _norms(activations: Captured, name: str, layers: list[int], keys: _Rows) -> 
             f"model.run(..., points=[{name!r}, {v!r}])."
         )
     return np.stack([_numbers(activations.value_norms[name, layer][keys.text])[:, keys.real] for layer in layers])
-
-
-def _hidden(values: np.ndarray, name: str) -> np.ndarray:
-    """Cells that the mask hides: in scores, the lowest finite number; in patterns, cells that are 0 in every head."""
-    if split_stack(name)[1] == "scores":
-        return np.asarray(values <= np.finfo(np.float16).min)
-    return never_seen(values)
 
 
 def _numbers(values: Tensor) -> np.ndarray:

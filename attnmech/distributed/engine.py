@@ -113,18 +113,20 @@ class Ray(Workers):
     def stream(self, work: Any, parts: Iterator[CorpusBatch], total: Any, journal: Journal | None, bar: Meter) -> None:
         """Adds the states of each batch, from the reducers of `work` (a `Streaming`), to `total` (a `Total`)."""
         imported()
+        from .shipping import shipped
         from .streaming import Reducing, Summing
 
-        plan = _shipped(Reducing.of(work), "a reducer or a hook")
+        plan = shipped(Reducing.of(work), "a reducer or a hook")
         with self._serving(work.model) as pool:
             Summing(pool, *_put(plan), parts, total, journal, bar).run()
 
     def sweep(self, work: Any, parts: Sequence[CorpusBatch], bar: Steps) -> None:
         """Measures, on each batch, what is missing in the record of `work` (a `Sweeping`)."""
         imported()
+        from .shipping import shipped
         from .sweeping import Changing, Dividing
 
-        plan = _shipped(Changing.of(work), "a metric, an intervention or a hook")
+        plan = shipped(Changing.of(work), "a metric, an intervention or a hook")
         with self._serving(work.model) as pool:
             Dividing(pool, *_put(plan), work, parts, bar).run()
 
@@ -192,12 +194,6 @@ class Ray(Workers):
                 self._sent = {key: (blueprint, weights)}
         blueprint, weights = self._sent[key]
         return lambda actor: actor.prepare.remote(key, blueprint, weights)
-
-
-def _shipped(plan: Any, what: str) -> bytes:
-    from .shipping import shipped
-
-    return shipped(plan, what)
 
 
 def _put(sent: bytes) -> tuple[str, Any]:

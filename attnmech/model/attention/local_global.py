@@ -140,20 +140,6 @@ class Halves(nn.Module):
         return rearrange(list(parts), "half ... (head d) -> ... (head half d)", head=self.heads)
 
 
-def read_both_halves(out: nn.Module, heads: int) -> None:
-    """Applies W_O to the sum of the two halves of each head's z; as a matrix, it repeats the weight for each half."""
-    of_sum = out.forward
-
-    def as_used(name: str) -> Tensor | None:
-        value = as_stored(out, name)
-        if name == "bias" or value is None:
-            return value
-        return repeat(value, "d_model (head d) -> d_model (head half d)", head=heads, half=2)
-
-    out.as_used = as_used  # type: ignore[assignment]
-    out.forward = lambda z: of_sum(sum_of_halves(z, heads))
-
-
 def sum_of_halves(z: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places half_features"]:
     """The input of the model's own W_O: the sum of the two halves of each head's z, one of them 0."""
     halves: Tensor = rearrange(z, "... (head half d) -> half ... (head d)", head=heads, half=2)
@@ -247,11 +233,23 @@ def with_halves(base: nn.Module) -> None:
 
 
 def halve(attention: Any, out: nn.Module) -> None:
-    """Gives one attention the projections of both halves, and has its W_O read the sum of the halves."""
+    """Gives one attention the projections of both halves, and has its W_O read the sum of the halves, one of them 0.
+
+    As a matrix, W_O repeats its weight for each half.
+    """
+    heads, of_sum = attention.num_heads, out.forward
     for name in ("query", "key", "value"):
         pair = attention.get_submodule(name), attention.get_submodule(f"{name}_global")
-        attention.add_module(f"both_{name}", Halves(*pair, attention.num_heads))
-    read_both_halves(out, attention.num_heads)
+        attention.add_module(f"both_{name}", Halves(*pair, heads))
+
+    def as_used(name: str) -> Tensor | None:
+        value = as_stored(out, name)
+        if name == "bias" or value is None:
+            return value
+        return repeat(value, "d_model (head d) -> d_model (head half d)", head=heads, half=2)
+
+    out.as_used = as_used  # type: ignore[assignment]
+    out.forward = lambda z: of_sum(sum_of_halves(z, heads))
 
 
 def _run(

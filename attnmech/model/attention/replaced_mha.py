@@ -7,7 +7,7 @@ scores, softmax and weighted sum are left to `attend`. The parameters are those 
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from typing import Any, Final
 
 import torch
@@ -301,10 +301,7 @@ def hides(mask: Tensor) -> Bool[Tensor, "..."]:
 
 
 def _together(parts: Sequence[Tensor], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    joined = None
-    for part in parts:
-        joined = part if joined is None else join(joined, part)
-    return joined
+    return reduce(join, parts) if parts else None
 
 
 def _looked_up(

@@ -398,14 +398,14 @@ class Balance:
             tried = equations(names, group.count, z_keys, self._columns, self._refused)
             if not tried.identities:
                 continue
-            products = _joined((*group.products.all(), *group.z_products.all()), dim=1)
+            products = torch.cat([*group.products.all(), *group.z_products.all()], dim=1)
             device = products.device
             of_z = _PRODUCT_ROUNDINGS * _product_eps(self._dtype, device, packed=self._directions.packed)
             of_stream = _ROUNDINGS * torch.finfo(self._dtype).eps
             of_stream += _product_eps(self._wide, device) * self._directions.d_model**0.5 / 2
             signs, scaled = tried.on(device, self._wide, rounding=(of_stream, of_z))
             difference = (signs @ products).abs().amax(dim=0)
-            sizes = _joined((*group.sizes.all(), *group.z_sizes.all()))
+            sizes = torch.cat([*group.sizes.all(), *group.z_sizes.all()])
             # No comparison with NaN is true, so NaN fails every bound.
             holds = (difference <= scaled @ sizes).all()
             yield _Check(holds, partial(self._first_failure, tried, signs, scaled, products, sizes, batch))
@@ -467,10 +467,6 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
     steps = zip(one.shape, one.stride(), other.stride(), strict=False)
     same = one.dtype == other.dtype and one.shape == other.shape and one.data_ptr() == other.data_ptr()
     return same and all(length == 1 or step == of_other for length, step, of_other in steps)
-
-
-def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
 def _product_eps(dtype: torch.dtype, device: torch.device, *, packed: bool = False) -> float:

@@ -64,7 +64,8 @@ def _run_plain(plain: OwnModule, example: Any) -> Tensor:
     form = plain.form
     try:
         with torch.no_grad():
-            return first_output(plain.module(*_called(form, example)[0], **_called(form, example)[1]))
+            args, kwargs = form.arguments(form.rows(example))
+            return first_output(plain.module(*args, **kwargs))
     except AttnmechError:
         raise
     except Exception as error:  # modules raise many kinds of errors for a wrong call
@@ -83,10 +84,6 @@ def _check_masks(plain: OwnModule, example: Any) -> None:
         raise InputError(f"{type(plain.module).__name__} does not run on `example`: {error}") from error
     except Exception:  # the module raises its own error later
         return
-
-
-def _called(form: CallForm, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return form.arguments(form.rows(example))
 
 
 # -- the batch -------------------------------------------------------------------------------------------------

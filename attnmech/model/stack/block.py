@@ -31,6 +31,7 @@ class PostNormEnd:
     """
 
     mid_norm: Norm
+    """Its output is the stream that the MLP reads and to which it adds."""
     post_norm: Norm
 
     @classmethod
@@ -40,15 +41,11 @@ class PostNormEnd:
         assert plan.mid_norm is not None and plan.post_norm is not None
         return cls(stack.module(layer, plan.mid_norm).forward, stack.module(layer, plan.post_norm).forward)
 
-    def before_mlp(self, resid_mid: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
-        """N_mid(resid_mid), the stream that the MLP reads and to which it adds."""
-        return self.mid_norm(resid_mid)
-
     def before_norm(
         self, resid_mid: Float[Tensor, "*places d_model"], mlp_out: Float[Tensor, "*#places d_model"]
     ) -> Float[Tensor, "*places d_model"]:
         """N_mid(resid_mid) + mlp_out, the stream that the last norm reads."""
-        return self.before_mlp(resid_mid) + mlp_out
+        return self.mid_norm(resid_mid) + mlp_out
 
     def __call__(
         self, resid_mid: Float[Tensor, "*places d_model"], mlp_out: Float[Tensor, "*#places d_model"]
@@ -72,7 +69,7 @@ def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_m
         return end["resid_post"] - end["mlp_out"]
     if plan.norm == "pre":
         return end["resid_mid"]
-    return PostNormEnd.of(stack, end.layer).before_mlp(end["resid_mid"])
+    return PostNormEnd.of(stack, end.layer).mid_norm(end["resid_mid"])
 
 
 def attention_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> NormScale:

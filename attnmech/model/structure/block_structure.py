@@ -206,7 +206,9 @@ class BlockReader:
         made = self._attended.k.shape[2]
         by_head = torch.tensor(k.columns).view(made, -1).tolist()
         kv_heads = len({tuple(columns) for columns in by_head})
-        once = [_first_of_groups(source.columns, kv_heads, made // kv_heads) for source in (k, v)]
+        # Each head as it was before the model repeated it for its group of queries.
+        groups = (torch.tensor(source.columns).view(kv_heads, made // kv_heads, -1) for source in (k, v))
+        once = [tuple(group[:, 0].flatten().tolist()) for group in groups]
         columns, paths = (q.columns, once[0], once[1]), tuple(self._below(source.call) for source in (q, k, v))
         if v.latent is not None:
             expanded = Expanded(paths[0], paths[2], columns, v.latent, q.latent)
@@ -433,11 +435,6 @@ class BlockReader:
 
     def _by_token(self, value: Tensor | None) -> _Stream | None:
         return by_token(value, self._batch, self._length)
-
-
-def _first_of_groups(columns: tuple[int, ...], kv_heads: int, group: int) -> tuple[int, ...]:
-    """The columns of keys or values, before each head was repeated for its group of queries."""
-    return tuple(torch.tensor(columns).view(kv_heads, group, -1)[:, 0].flatten().tolist())
 
 
 def _refuse(reason: str) -> NoReturn:
