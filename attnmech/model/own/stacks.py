@@ -257,20 +257,12 @@ def _block_of_product(
             continue
         return plan, path
     try:
-        return _AloneReader(start, attended, calls_within(trace.calls, use.path), factors).plan, use.path
+        return BlockReader(start, attended, calls_within(trace.calls, use.path), factors).plan, use.path
     except (UnreadableError, StopIteration) as error:
         raise UnsupportedModelError(
             f"{named(use.path)} calls scaled_dot_product_attention, but how it makes its queries, keys and values "
             f"cannot be read: {error}."
         ) from error
-
-
-class _AloneReader(BlockReader):
-    """Reads an attention outside any block."""
-
-    def _around(self, plan: Architecture) -> Architecture:
-        out = self._out()
-        return replace(plan, out=out.path, gate=self._gate(out))
 
 
 def named_by_user(plan: OwnModule, architecture: Architecture) -> tuple[str, ...]:
