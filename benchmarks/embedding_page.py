@@ -18,7 +18,7 @@ import numpy as np
 from measure import machine, write
 from rich.table import Table
 
-from attnmech.methods.joint_embedding.page import embedding_page
+from attnmech.methods.joint_embedding.page import embedding_view
 from attnmech.methods.joint_embedding.page_data import EmbeddingHead, EmbeddingText, EmbeddingView
 
 LAYERS, HEADS, TEXTS, LENGTH = 24, 16, 20, 50
@@ -111,7 +111,7 @@ def main() -> None:
         for dims in (2, 3):
             view = made_view(dims)
             began = monotonic()
-            path.write_text(embedding_page(view), "utf-8")
+            path.write_text(embedding_view(view).to_html(), "utf-8")
             figures = {"making_s": monotonic() - began, "size_mb": path.stat().st_size / 1e6, **frames_of(path)}
             figures["within_target"] = all(
                 each["median_ms"] <= FRAME_TARGET for each in figures.values() if isinstance(each, dict)

@@ -485,10 +485,10 @@ class Encoder:
         if held:
             text = "" if self.tokenizer is None else f"{self.token_texts(held[:1])[0]!r}, "
             alone = "attnmech reads only the text of this model. Leave it out."
-            given = 'give that with it, {"text": ..., "images": [...], "sounds": [...]}, or leave the token out.'
+            advice = 'give that with it, {"text": ..., "images": [...], "sounds": [...]}, or leave the token out.'
             raise InputError(
                 f"the text holds {text}token {held[0]}, which stands for {self.placeholders[held[0]]}; "
-                f"{alone if self.besides is None or self.besides.refused else given}"
+                f"{alone if self.besides is None or self.besides.refused else advice}"
             )
 
     @staticmethod

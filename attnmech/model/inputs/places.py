@@ -142,16 +142,16 @@ def placed(batch: Batch, finder: PlaceFinder, processor: Any) -> Batch:
     senses_of = {token: f"a {kind}" for token, kind in batch.kind_of.items()}
     heard: Any = getattr(processor, "feature_extractor", None)
     step = heard.hop_length / heard.sampling_rate if hasattr(heard, "hop_length") else None
-    found = []
+    of_texts = []
     for row, (senses, pictures) in enumerate(zip(batch.senses, batch.pictures, strict=True)):
         real = batch.mask[row]
         by_token = {name: value[row, real].cpu() for name, value in batch.extra.items()}
-        found.append(finder(Merged(batch.ids[row, real].cpu(), by_token, senses), senses_of, pictures, step))
+        of_texts.append(finder(Merged(batch.ids[row, real].cpu(), by_token, senses), senses_of, pictures, step))
     tokens = tuple(
         (*(label or token for label, token in zip(places.labels, own, strict=False)), *own[len(places.labels) :])
-        for places, own in zip(found, batch.tokens, strict=True)
+        for places, own in zip(of_texts, batch.tokens, strict=True)
     )
-    return replace(batch, tokens=tokens, held=tuple(places.places for places in found))
+    return replace(batch, tokens=tokens, held=tuple(places.places for places in of_texts))
 
 
 def _kind(sense: str) -> Kind:
