@@ -111,25 +111,6 @@ def test_a_command_writes_what_its_method_finds(attnmech: Command, tmp_path: Pat
     assert sorted(tmp_path.iterdir()) == sorted([corpus, *outs])
 
 
-@pytest.mark.parametrize(
-    ("command", "method"),
-    [
-        ("focus", lambda model: am.attention_focus(model, TEXTS[1])),
-        ("drift", lambda model: am.residual_drift(model, TEXTS[1])),
-        ("heads", lambda model: am.head_types(model)),
-    ],
-)
-def test_of_one_text_or_none(attnmech: Command, tmp_path: Path, command: str, method: Callable[[Any], Any]) -> None:
-    text = [] if command == "heads" else ["--text", TEXTS[1]]
-    ended, expected = attnmech(command, *text, *to(tmp_path / "a.csv")), method(models.demo())
-    assert ended.status == 0 and expected.lead in ended.out
-    assert command != "drift" or "do not support a verdict" in ended.out
-    pd.testing.assert_frame_equal(
-        pd.read_csv(tmp_path / "a.csv").select_dtypes("number"), expected.by_head().select_dtypes("number"),
-        check_dtype=False, atol=1e-6, rtol=1e-5,
-    )  # fmt: skip
-
-
 def test_report_writes_a_page_and_a_table(attnmech: Command, tmp_path: Path) -> None:
     page, table, file = tmp_path / "page.html", tmp_path / "terms.csv", tmp_path / "text.txt"
     file.write_text("Anna painted a small boat.")
@@ -257,11 +238,11 @@ def test_files_are_checked_before_any_work(attnmech: Command, tmp_path: Path, co
     assert f"cannot write {second}: it is a folder" in attnmech(command, *to(*outs), "--overwrite").said
 
 
-@pytest.mark.parametrize("command", ["check", "report", *RESUMABLE])
+@pytest.mark.parametrize("command", ["check", "report", "heads", "drift", *RESUMABLE])
 def test_an_earlier_file_is_replaced_if_asked(attnmech: Command, tmp_path: Path, command: str) -> None:
     out = tmp_path / "a.csv"
     out.write_text("of an earlier run")
-    text = [] if command == "check" else ["--text", "Anna sang."]
+    text = [] if command in ("check", "heads") else ["--text", "Anna sang."]
     assert attnmech(command, *text, *to(out), "--overwrite").status == 0
     assert len(pd.read_csv(out)) > 3 and list(tmp_path.iterdir()) == [out]
 

@@ -16,9 +16,10 @@ from attnmech.model.attention import attend
 from attnmech.runs import total
 
 TEXTS: Final = [
-    torch.randint(3, 12, (20 - seed,), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1, 2, 3, 4, 0, 5)
+    torch.randint(3, 12, (20 - seed,), generator=torch.Generator().manual_seed(seed)).index_fill(0, torch.tensor(6), 13)
+    for seed in (0, 1, 2, 3, 4, 0, 5)
 ]
-"""Texts of several lengths, one of them twice."""
+"""Texts of several lengths, one of them twice, each with a full stop."""
 
 QUESTIONS: Final[dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]]] = {
     "focus": (am.attention_focus, {"last": 3}, {"last": 4}),
@@ -29,6 +30,7 @@ QUESTIONS: Final[dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, A
     "variance": (am.variance_shares, {}, {"centre": None}),
     "drift": (am.residual_drift, {"k": 5}, {"k": 4}),
     "examples": (am.examples, {"by": "update", "k": 3}, {"by": "update", "k": 4}),
+    "segments": (am.segment_attention, {}, {"first": False}),
     "directions": (am.qk_directions, {"k": 2}, {"k": 3}),
     "tokens": (am.ov_tokens, {"k": 3}, {"k": 4}),
     "means": (am.mean_qk, {}, {"layers": [0]}),

@@ -13,20 +13,14 @@ import naive
 import numpy as np
 import pytest
 import torch
+from comparing import message_of as refused
 from kinds import MODEL, PAIRS, SUBTRACTED, on_pairs, result
 
 import attnmech as am
-from attnmech.errors import InputError, MissingPointError
+from attnmech.errors import MissingPointError
 
 SAME = ("intervention", "layer", "head", "position", "other_layer", "other_head", "texts", "verdict", "collapse")
 """Columns that are not numbers of a head."""
-
-
-def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

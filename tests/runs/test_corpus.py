@@ -9,7 +9,7 @@ import json
 import lzma
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ import models
 import pyarrow
 import pytest
 import torch
+from comparing import message_of as refused
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 import attnmech as am
-from attnmech.errors import InputError
 from attnmech.runs.corpus import Corpus, CorpusBatch, batches
 
 TEXTS = [
@@ -33,14 +33,6 @@ TEXTS = [
     "  keys ",
     "ein Käse 🧀",
 ]
-
-
-def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
 
 
 # -- files ---------------------------------------------------------------------------------------------------

@@ -58,28 +58,22 @@ def test_a_text_with_default_inputs_is_taken_out_of_its_means(name: str) -> None
         close(value, alone.terms[term], 1e-12)
 
 
-@pytest.mark.usefixtures("many_batches")
-@pytest.mark.parametrize("per_position", [False, True])
-def test_merged_means_know_their_texts_and_those_of_other_runs_are_refused(per_position: bool) -> None:
+def test_means_of_other_runs_are_not_merged() -> None:
+    """Those of shards are the whole: tests/methods/test_corpora.py."""
     model, texts = models.hooked("llama", F64), documents(WITH_ONE_TOKEN)
-    whole = am.mean_qk(model, iter(texts), per_position=per_position)
-    parts = [am.mean_qk(model, iter(texts), per_position=per_position, shard=(number, 3)) for number in range(3)]
-    merged = parts[2].merged(*parts[:2])
-    assert torch.equal(merged.texts, whole.texts)
-    torch.testing.assert_close(merged.key_sums, whole.key_sums, rtol=0, atol=1e-11)
-    with pytest.raises(InputError, match="share documents"):
-        parts[0].merged(whole)
-    with pytest.raises(InputError, match="only if their corpus is known"):
-        am.mean_qk(model, torch.stack([texts[0], texts[0]]), per_position=per_position).merged(parts[0])
-    for other in (
-        am.mean_qk(model, iter(texts), per_position=not per_position, shard=(1, 3)),
-        am.mean_qk(model, iter(texts), per_position=per_position, shard=(1, 3), layers=[0]),
-        am.mean_qk(models.hooked("llama"), iter(texts), per_position=per_position, shard=(1, 3)),
-    ):
-        with pytest.raises(InputError, match="same model, layers, options and hooks"):
-            parts[0].merged(other)
-    with pytest.raises(InputError, match="can only be merged with means"):
-        parts[0].merged(3)  # type: ignore[arg-type]
+    whole, part = (am.mean_qk(model, iter(texts), shard=shard) for shard in ((0, 1), (1, 3)))
+    calls: list[tuple[Any, str]] = [
+        (lambda: part.merged(whole), "share documents"),
+        (lambda: am.mean_qk(model, torch.stack([texts[0]] * 2)).merged(part), "only if their corpus is known"),
+        (
+            lambda: part.merged(am.mean_qk(models.hooked("llama"), iter(texts), shard=(0, 3))),
+            "same model, layers",
+        ),
+        (lambda: part.merged(3), "can only be merged with means"),  # type: ignore[arg-type]
+    ]
+    for call, said in calls:
+        with pytest.raises(InputError, match=said):
+            call()
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
@@ -77,62 +78,86 @@ def test_bands_hold_the_fifths_of_the_sample(sample: int, monkeypatch: pytest.Mo
 # -- other statistics ------------------------------------------------------------------------------------------
 
 
-def test_value_weighted_is_the_largest_product() -> None:
-    model = models.hooked("llama", torch.float64)
-    layer, head = 1, 5
-    examples = am.examples(model, iter(TEXTS), by="value_weighted", k=4)
-    rows = []
-    for number, ids in enumerate(TEXTS):
-        acts = model.run(ids[None], points=["pattern", "v"])
-        written = acts["v", layer][0, :, head // 3] @ model.weights(layer).W_O[head].detach()
-        products = acts["pattern", layer][0, head] * written.norm(dim=-1)
-        rows += [
-            Row(float(products[i].max().float()), number, i, (int(ids[i - 1]), int(ids[i])), 0, ())
-            for i in range(1, len(ids))
-        ]
-    assert places(examples.examples_of(layer, head)) == places_of(strongest(rows, 4))
-    found = [example.value for example in examples.examples_of(layer, head)]
-    assert found == pytest.approx([row.value for row in strongest(rows, 4)], rel=1e-6)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
-def test_update_is_the_magnitude_of_the_head(name: str) -> None:
-    """Gemma 2 has a norm between attention and stream, whose factor differs from row to row."""
-    model, texts = models.hooked(name, torch.float64), TEXTS[:24]
-    layer, head = 1, 2
-    examples = am.examples(model, iter(texts), by="update", k=4)
-    rows = []
-    for number, ids in enumerate(texts):
-        value = am.residual_updates(model, ids).by_row("magnitude")[layer, head, 0]
-        rows += [
-            Row(float(value[i].float()), number, i, (int(ids[i - 1]), int(ids[i])), 0, ()) for i in range(1, len(ids))
-        ]
-    expected = strongest(rows, 4)
-    chosen = examples.examples_of(layer, head)
-    assert places(chosen) == places_of(expected)
-    assert [example.value for example in chosen] == pytest.approx([row.value for row in expected], rel=1e-6)
-    patterns = am.examples(model, iter(texts), k=4).examples_of(layer, head, "random")
-    again = examples.examples_of(layer, head, "random")
-    shared = {(row.text, row.position): row.keys for row in patterns}
-    assert any((row.text, row.position) in shared for row in again)
-    assert all(shared.get((row.text, row.position), row.keys) == row.keys for row in again)
-
-
 def first_key(block: am.reducers.RowBlock) -> Tensor:
     """The attention to the first token."""
     return block.pattern[..., 0]
 
 
-def test_a_function_of_a_block_of_rows() -> None:
-    model = models.hooked("gpt2", torch.float64)
+def first_weights(model: am.HookedModel, name: str, ids: Tensor, layer: int, head: int) -> Tensor:
+    return model.run(ids[None], points=["pattern"])["pattern", layer][0, head, :, 0]
 
-    def first(row: list[float], position: int) -> float | None:
-        return float(torch.tensor(row[0]).float()) if position else None
 
-    examples = am.examples(model, iter(TEXTS), by=first_key, k=5)
-    rows = naive(model, TEXTS, 1, 2, value=first)
-    assert places(examples.examples_of(1, 2)) == places_of(strongest(rows, 5))
-    assert examples.by == "first_key" and "heads by first_key (60 texts, 59 distinct)" in examples.lead
+def largest_products(model: am.HookedModel, name: str, ids: Tensor, layer: int, head: int) -> Tensor:
+    """The largest of each row's weights times the norms of what the values write."""
+    acts = model.run(ids[None], points=["pattern", "v"])
+    v = acts["v", layer][0]
+    written = v[:, head * v.shape[1] // model.n_heads] @ model.weights(layer).W_O[head].detach()
+    return (acts["pattern", layer][0, head] * written.norm(dim=-1)).amax(dim=-1)
+
+
+def magnitudes(model: am.HookedModel, name: str, ids: Tensor, layer: int, head: int) -> Tensor:
+    return am.residual_updates(model, ids).by_row("magnitude")[layer, head, 0]
+
+
+FINAL_NORMS = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm"}
+
+
+def parts_of_logits(model: am.HookedModel, name: str, ids: Tensor, layer: int, head: int) -> Tensor:
+    """For each token but the last, what a head adds to the next token's logit above the mean over the vocabulary."""
+    acts, plain = model.run(ids[None], points=["z", "attn_raw", "resid_post"]), models.plain(name, torch.float64)
+    stream, final = acts["resid_post", model.n_layers - 1][0], plain.get_submodule(FINAL_NORMS[name])
+    written = acts["z", layer][0, :, head] @ model.weights(layer).W_O[head].detach()
+    if name == "gemma2":
+        norm = plain.get_submodule(f"model.layers.{layer}.post_attention_layernorm")
+        raw = acts["attn_raw", layer][0]
+        written = written / (raw.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt() * (1 + norm.weight.detach())
+    gamma = final.weight.detach() + (name == "gemma2")
+    parts = []
+    for row in range(len(ids) - 1):
+        if name == "gpt2":
+            factor = (stream[row].var(correction=0) + final.eps).rsqrt()
+            part = written[row] - written[row].mean()
+        else:
+            factor = (stream[row].square().mean() + plain.config.rms_norm_eps).rsqrt()
+            part = written[row]
+        logits = plain.get_output_embeddings().weight.detach() @ (gamma * part * factor)
+        parts.append(float(logits[ids[row + 1]] - logits.mean()))
+    return torch.tensor(parts, dtype=torch.float64)
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("many_batches")
+@pytest.mark.parametrize(
+    ("name", "by", "values"),
+    [
+        ("gpt2", first_key, first_weights), ("llama", "value_weighted", largest_products),
+        ("gpt2", "update", magnitudes), ("gemma2", "update", magnitudes),
+        *((name, "next_token", parts_of_logits) for name in FINAL_NORMS),
+    ],
+)  # fmt: skip
+def test_other_statistics_are_those_of_each_text_alone(name: str, by: Any, values: Callable[..., Tensor]) -> None:
+    """Gemma 2 has a norm between attention and stream, and soft-caps its logits, which are read before the cap."""
+    model, texts = models.hooked(name, torch.float64), TEXTS[:24]
+    examples, close = am.examples(model, iter(texts), by=by, k=5), 1e-5 if by == "next_token" else 1e-6
+    assert examples.by == (by if isinstance(by, str) else "first_key")
+    for layer, head in ((0, 1), (1, 2)):
+        of_texts = [values(model, name, ids, layer, head).float().tolist() for ids in texts]
+        rows = [
+            Row(value, number, at, (int(texts[number][at - 1]), int(texts[number][at])), 0, ())
+            for number, of_text in enumerate(of_texts)
+            for at, value in enumerate(of_text)
+            if at
+        ]
+        expected = strongest(rows, 5)
+        chosen = examples.examples_of(layer, head)
+        assert places(chosen) == places_of(expected) and int(examples.rows[layer, head]) == len(rows)
+        assert [example.value for example in chosen] == pytest.approx([row.value for row in expected], rel=close)
+        for example in (*chosen, *examples.examples_of(layer, head, "random")):
+            pattern = model.run(texts[example.text][None], points=["pattern"])["pattern", layer][0, head]
+            of_keys = pattern[example.position, list(example.keys)].tolist()
+            assert example.key_weights == pytest.approx(of_keys, abs=1e-6)
+            value = of_texts[example.text][example.position]
+            assert example.value == pytest.approx(value, rel=close, abs=1e-8)
 
 
 # -- runs ------------------------------------------------------------------------------------------------------
@@ -300,61 +325,7 @@ def test_value_weighted_needs_values_that_reach_the_output() -> None:
     assert len(am.examples(model, ids, by="update", k=1).to_frame()) == model.n_layers * model.n_heads
 
 
-def test_which_is_a_kind() -> None:
-    examples = am.examples(models.hooked("gpt2"), models.token_ids("gpt2"))
-    with pytest.raises(InputError, match="`which` must be one of strongest, even, odd, random, band; got 'weakest'"):
-        examples._table_of("weakest")
-
-
 # -- parts of the next token's logit ---------------------------------------------------------------------------
-
-
-FINAL_NORMS = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm"}
-
-
-def parts_of_logits(model: am.HookedModel, plain: Any, name: str, ids: Tensor, layer: int, head: int) -> list[float]:
-    """For each token but the last, what a head adds to the next token's logit above the mean over the vocabulary."""
-    acts = model.run(ids[None], points=["z", "attn_raw", "resid_post"])
-    stream, final = acts["resid_post", model.n_layers - 1][0], plain.get_submodule(FINAL_NORMS[name])
-    written = acts["z", layer][0, :, head] @ model.weights(layer).W_O[head].detach()
-    if name == "gemma2":
-        norm = plain.get_submodule(f"model.layers.{layer}.post_attention_layernorm")
-        raw = acts["attn_raw", layer][0]
-        written = written / (raw.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt() * (1 + norm.weight.detach())
-    gamma = final.weight.detach() + (name == "gemma2")
-    parts = []
-    for row in range(len(ids) - 1):
-        if name == "gpt2":
-            factor = (stream[row].var(correction=0) + final.eps).rsqrt()
-            part = written[row] - written[row].mean()
-        else:
-            factor = (stream[row].square().mean() + plain.config.rms_norm_eps).rsqrt()
-            part = written[row]
-        logits = plain.get_output_embeddings().weight.detach() @ (gamma * part * factor)
-        parts.append(float((logits[ids[row + 1]] - logits.mean()).float()))
-    return parts
-
-
-@pytest.mark.core
-@pytest.mark.usefixtures("many_batches")
-@pytest.mark.parametrize("name", FINAL_NORMS)
-def test_next_token_is_the_heads_part_of_the_next_tokens_logit(name: str) -> None:
-    """Gemma 2 has a norm between attention and stream, and soft-caps its logits, which are read before the cap."""
-    model, plain = models.hooked(name, torch.float64), models.plain(name, torch.float64)
-    texts = TEXTS[:24]
-    examples = am.examples(model, iter(texts), by="next_token", k=5)
-    for layer, head in ((0, 1), (1, 2)):
-        rows = []
-        for number, ids in enumerate(texts):
-            parts = parts_of_logits(model, plain, name, ids, layer, head)
-            rows += [Row(parts[i], number, i, (int(ids[i - 1]), int(ids[i])), 0, ()) for i in range(1, len(ids) - 1)]
-        expected = strongest(rows, 5)
-        chosen = examples.examples_of(layer, head)
-        assert places(chosen) == places_of(expected) and int(examples.rows[layer, head]) == len(rows)
-        assert [example.value for example in chosen] == pytest.approx([row.value for row in expected], rel=1e-5)
-        values = {(row.text, row.position): row.value for row in rows}
-        for example in examples.examples_of(layer, head, "random"):
-            assert example.value == pytest.approx(values[example.text, example.position], rel=1e-5, abs=1e-8)
 
 
 def test_the_last_token_has_no_next_one() -> None:
@@ -377,6 +348,8 @@ def test_some_layers_with_the_last() -> None:
             assert some.examples_of(layer, 3, which) == whole.examples_of(layer, 3, which)
     with pytest.raises(InputError, match="`layer` must be one of the layers measured"):
         some.examples_of(1, 3)
+    with pytest.raises(InputError, match="`which` must be one of strongest, even, odd, random, band; got 'weakest'"):
+        some.examples_of(0, 3, "weakest")
     with pytest.raises(
         InputError,
         match=r'^by="next_token" needs the last layer, 2, among `layers`, since the factor of the final norm is '

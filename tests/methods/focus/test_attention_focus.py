@@ -1,7 +1,7 @@
 """Attention focus against loops over the patterns that plain transformers returns."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from comparing import message_of as refused
 from torch import Tensor
 
 import attnmech as am
@@ -268,13 +269,6 @@ def focus_of(documents: Iterable[Any], k: int = 0, n: int = 1, **options: Any) -
 
 def some_documents(count: int = 12) -> list[Tensor]:
     return [torch.arange(3, 6 + number % 5) + number for number in range(count)]
-
-
-def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:

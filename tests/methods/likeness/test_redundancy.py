@@ -116,31 +116,6 @@ def test_copied_heads_are_one_cluster() -> None:
     assert bool(collapsed.effective_heads[[0, 2]].isnan().all())
 
 
-def looking_at(pattern: Tensor) -> Tensor:
-    """Head h attends only to key h mod 2; a row that sees only one key attends to the first."""
-    found = torch.zeros_like(pattern)
-    for head in range(pattern.shape[1]):
-        found[:, head, :, head % 2] = 1.0
-    found[:, :, 0] = 0.0
-    found[:, :, 0, 0] = 1.0
-    return found
-
-
-def test_heads_without_a_key_in_common_are_ln_2_apart() -> None:
-    model = hooked("gpt2")
-    with model.hooks({("pattern", 1): looking_at, ("pattern", 2): looking_at}):
-        alike = am.redundancy(model, texts(), layers=[1, 2])
-    heads = alike.divergence.shape[1]
-    for head in range(heads):
-        for other in range(heads):
-            expected = LN2 * ((head + other) % 2)
-            assert float(alike.within[1, head, other]) == pytest.approx(expected, abs=1e-6)
-            assert float(alike.divergence[1, head, 2, other]) == pytest.approx(expected, abs=1e-6)
-    assert alike.effective_heads[1:3].tolist() == pytest.approx([2.0, 2.0], abs=1e-6)
-    assert [len(each) for each in alike.clusters(0.1)] == [heads, heads]
-    assert bool(alike.divergence[0].isnan().all() and alike.divergence[:, :, 0].isnan().all())
-
-
 def test_effective_number_and_plane_by_hand() -> None:
     different = torch.full((4, 4), LN2, dtype=torch.float64).fill_diagonal_(0.0)
     assert float(effective_number(different)) == pytest.approx(4.0)
@@ -180,16 +155,6 @@ def same(one: am.results.Redundancy, other: am.results.Redundancy) -> None:
         (*one.interval(), *one.simultaneous()), (*other.interval(), *other.simultaneous()), strict=True
     ):
         assert torch.allclose(end, its, atol=1e-5, equal_nan=True)
-
-
-def test_the_order_of_texts_changes_nothing() -> None:
-    """The replicates for simultaneous intervals draw different texts."""
-    model, given = hooked("bloom"), texts(9)
-    one, other = am.redundancy(model, given), am.redundancy(model, given[::-1])
-    assert torch.allclose(one.divergence, other.divergence, atol=1e-6)
-    assert torch.allclose(torch.stack(one.interval()), torch.stack(other.interval()), atol=1e-5)
-    with pytest.raises(InputError, match=r"one\.divergence"):
-        one - one
 
 
 def test_sampled_rows_depend_on_the_seed_and_are_rows_of_the_text() -> None:
@@ -351,6 +316,7 @@ def test_bad_input() -> None:
         (lambda: am.redundancy(model, given, rows=-1), "`rows` must be a whole number"),
         (lambda: am.redundancy(model, given, seed=-1), "`seed` must be a whole number"),
         (lambda: am.redundancy(model, given, shard=(0, 2)), "for a corpus"),
+        (lambda: alike - alike, r"one\.divergence"),
         (lambda: alike.clusters(0.0), "threshold"),
         (lambda: alike.clusters(0.1, layer=0), "the layers measured"),
         (lambda: alike.plot("heat"), "figure"),

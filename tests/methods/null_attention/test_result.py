@@ -271,14 +271,6 @@ def test_every_number_equals_the_raw_model(name: str, sink: str, side: str) -> N
     assert (null.update_difference[five] <= high[five] + 1e-9).all()
 
 
-def test_the_most_attended_key_is_each_heads_own() -> None:
-    null = am.null_attention(models.hooked("llama"), models.token_ids("llama"), sink="most_attended", layers=[1])
-    chosen = null.sinks.int().argmax(dim=-1)
-    assert null.sinks.shape == (1, 6, 3, 7)
-    assert (null.sinks.sum(dim=-1) == 1).all()
-    assert len(set(chosen.flatten().tolist())) > 2
-
-
 def test_a_head_whose_values_are_scaled_by_a_norm_before_the_stream() -> None:
     """Gemma 2: the norm's weight changes what is written, so it is part of the ratio and of the update."""
     model, ids = models.hooked("gemma2"), models.token_ids("gemma2")

@@ -123,12 +123,6 @@ def test_terms_that_a_model_has_not_are_absent_and_others_broadcast(name: str) -
         assert shapes == [(1, 7), (7, 1), (1, 1)]
 
 
-def test_terms_other_than_the_mask_are_unmasked() -> None:
-    split = split_of("gpt2")
-    assert bool((split.terms["query_key"][..., 0, 1:] != 0).all())
-    assert set(split.terms["mask"].unique().tolist()) == {0.0, torch.finfo(F32).min}
-
-
 # -- shares --------------------------------------------------------------------------------------------------
 
 
@@ -489,10 +483,3 @@ def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPat
     blocks = am.decompose_scores(models.hooked("bloom", F64), ids)
     torch.testing.assert_close(blocks.residual, whole.residual, rtol=0, atol=1e-12)
     torch.testing.assert_close(blocks.largest, whole.largest, rtol=1e-12, atol=0)
-
-
-def test_the_tables_shares_are_the_means_of_each_head() -> None:
-    split = am.decompose_scores(models.demo(), "Anna sang of shells.", layers=[1, 3])
-    for row in split.to_frame().itertuples():
-        shares = split.shares_at(0)["query_key"][:, split.layers.index(row.layer), row.head]
-        assert row.query_key_share == pytest.approx(float(shares.nanmean()), abs=1e-12)

@@ -455,10 +455,6 @@ def ignores_left_padding(kind: type[nn.Module]) -> Any:
     return forward
 
 
-def reads_first_token(self: Any, x: Tensor) -> Tensor:
-    return modeling_llama.LlamaMLP.forward(self, x + 0.1 * x[:, :1])
-
-
 def at_head(name: str, path: str, change: Callable[[Tensor], Tensor]) -> Broken:
     """A model with a user's forward hook on its head or on the norm before it."""
 
