@@ -1,9 +1,7 @@
 """Unusual blocks: a mixer beside attention, two MLPs, no MLP, a norm before W_O or of values, no plain stream."""
 
 import copy
-from collections.abc import Callable
 from functools import cache
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +72,6 @@ def test_an_edit_of_what_is_added_is_one_of_the_modules(kind: str, point: str, p
     close(same, acts_of(kind)["logits"], 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["falcon_h1", "granitemoeshared", "granitemoehybrid", "nemotron_h"])
-def test_a_block_is_the_sum_of_its_points(kind: str) -> None:
-    acts, model = acts_of(kind), hooked(kind)
-    for layer in model.stacks[""].layers:
-        added = [name for name in ("attn_out", "mixer_out", "mlp_out") if model.points[name].absent is None]
-        total = acts["resid_pre", layer] + sum(acts[name, layer] for name in added)
-        close(total, acts["resid_post", layer], 1e-6)
-    assert (kind == "falcon_h1") == (model.points["mixer_out"].absent is None)
-    assert (kind == "nemotron_h") == (model.points["mlp_out"].absent is not None)
-
-
 def test_falcons_mixer_is_mamba_times_its_factor() -> None:
     block, kept = raw("falcon_h1").model.layers[LAYER], dict[str, Tensor]()
     hook = block.mamba.register_forward_hook(lambda module, args, output: kept.update(made=output))
@@ -145,28 +132,6 @@ def test_gemmas_values_are_normalised_by_head() -> None:
 
 
 # -- no plain stream -----------------------------------------------------------------------------------------
-
-REFUSED: dict[str, Callable[[am.HookedModel], object]] = {
-    "updates": lambda model: am.residual_updates(model, IDS),
-    "drift": lambda model: am.residual_drift(model, IDS, k=3),
-    "by source": lambda model: am.decompose_by_source(model, IDS[:1], cells=[(6, 2)]),
-    "composition": am.composition,
-}
-
-
-@pytest.mark.parametrize(
-    ("what", "kind", "why"),
-    [
-        (what, *of)
-        for what, of in zip(
-            REFUSED,
-            cycle([("minimax", "normalised, scaled stream"), ("zamba2", "concatenated with the token embedding")]),
-        )
-    ],
-)
-def test_what_needs_a_stream_is_refused_with_the_reason(kind: str, why: str, what: str) -> None:
-    with pytest.raises(am.AttnmechError, match=why):
-        REFUSED[what](hooked(kind))
 
 
 def test_a_report_of_a_family_without_a_plain_stream(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 import attnmech as am
-from attnmech.errors import CertificateError, InputError, UnsupportedModelError
+from attnmech.errors import CertificateError, UnsupportedModelError
 from attnmech.maths.relative import Relative, log_bucket
 from attnmech.model.attention import attend as attention
 from attnmech.model.attention.disentangled import DisentangledAttention, row_of_distance
@@ -147,14 +147,6 @@ def test_dropping_a_term_is_dropping_its_projection() -> None:
             theirs = without(ids).logits
         close(ours, theirs, 2e-5)
         assert float((ours - hooked.run(ids).logits).abs().max()) > 0.1
-
-
-def test_a_model_without_the_terms_says_so() -> None:
-    with (
-        pytest.raises(InputError, match="have no such term"),
-        models.hooked("bert").intervene(am.Intervention.scale("content_to_position")),
-    ):
-        models.hooked("bert").run(long_ids()[:, :9])
 
 
 # -- buckets -------------------------------------------------------------------------------------------------

@@ -121,16 +121,6 @@ def test_a_config_by_lot(family: str, seed: int) -> None:
     assert float((ours - theirs).abs().max()) <= 5e-5 * float(theirs.abs().max())
 
 
-def test_windows_only_in_the_last_layers() -> None:
-    """Qwen's own order (`max_window_layers`): full attention in lower layers, windows above."""
-    options = {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1}
-    hooked = am.load(models.randomised(models.like_llama("Qwen2", d_head=None, **options)))
-    assert hooked.certificate.ok, repr(hooked.certificate)
-    pattern = hooked.run(torch.arange(3, 10)[None], points=["pattern"])["pattern"]
-    assert bool((pattern[0, 0, :, 6] > 0).all())
-    assert bool((pattern[1, 0, :, 6, :5] == 0).all())
-
-
 FAR: dict[str, dict[str, Any]] = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 2.0},

@@ -266,19 +266,6 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("bert", "norms between the blocks"),
-        ("t5", "its stacks share one embedding"),
-        ("jamba", "layers without attention"),
-    ],
-)
-def test_models_without_one_sum_are_refused(family: str, reason: str) -> None:
-    with pytest.raises(InputError, match=f"edges need a stream that is the sum of what nodes write; .*{reason}"):
-        am.attribute(models.hooked(family), *pair(family), edges=True, **JUDGED)
-
-
 def test_hooks_are_refused_and_sizes_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked, (clean, corrupted) = models.hooked("gpt2"), pair("gpt2")
     with (

@@ -181,20 +181,14 @@ STATISTICS: Final[list[Any]] = ["attention", "value_weighted", "update", "next_t
 
 @pytest.mark.core
 @pytest.mark.parametrize("by", STATISTICS)
-def test_merged_shards_are_the_whole(by: Any) -> None:
-    model = models.hooked("gpt2", torch.float64)
-    whole = am.examples(model, iter(TEXTS), by=by, k=3)
-    shards = [am.examples(model, iter(TEXTS), by=by, k=3, shard=(number, 3)) for number in range(3)]
-    assert same(shards[0].merged(*shards[1:]), whole) and same(shards[2].merged(*shards[:2]), whole)
-
-
-@pytest.mark.parametrize("by", STATISTICS)
-def test_blocks_of_rows_change_nothing(by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, texts = models.hooked("llama", torch.float64), texts_of(count=6, longest=60)
+def test_merged_shards_and_blocks_of_rows_are_the_whole(by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts = models.hooked("llama", torch.float64), texts_of(count=12, longest=60)
     assert max(map(len, texts)) > 32
-    whole = am.examples(model, iter(texts), by=by, k=4)
+    whole = am.examples(model, iter(texts), by=by, k=3)
+    shards = [am.examples(model, iter(texts), by=by, k=3, shard=(number, 3)) for number in range(3)]
+    assert same(shards[0].merged(*shards[1:]), whole) and same(shards[2].merged(*shards[:2]), whole)
     monkeypatch.setattr(attend, "block_bytes", lambda device: 1)
-    assert same(am.examples(model, iter(texts), by=by, k=4), whole)
+    assert same(am.examples(model, iter(texts), by=by, k=3), whole)
 
 
 # -- what a row holds ------------------------------------------------------------------------------------------
@@ -318,13 +312,6 @@ def test_invalid_arguments(options: dict[str, Any], message: str, unchecked: Non
         am.examples(models.hooked("gpt2"), models.token_ids("gpt2"), **options)
 
 
-def test_value_weighted_needs_values_that_reach_the_output() -> None:
-    model, ids = models.hooked("longformer"), torch.arange(3, 15)[None]
-    with pytest.raises(InputError, match='by="value_weighted" needs values that reach W_O unchanged; in this model'):
-        am.examples(model, ids, by="value_weighted")
-    assert len(am.examples(model, ids, by="update", k=1).to_frame()) == model.n_layers * model.n_heads
-
-
 # -- parts of the next token's logit ---------------------------------------------------------------------------
 
 
@@ -356,18 +343,6 @@ def test_some_layers_with_the_last() -> None:
         r"measured there; got \[0, 1\]\.$",
     ):
         am.examples(model, iter(TEXTS), by="next_token", layers=[0, 1])
-
-
-def test_stacks_whose_logits_cannot_be_split() -> None:
-    t5, bert, batch = models.hooked("t5"), models.hooked("bert"), models.inputs_of("t5")
-    for model, inputs, stack, words in (
-        (t5, batch, "encoder", f'predicts the next token; the encoder stack of {t5.name} does not. Use by="update".'),
-        (t5, batch, "cross", f"the cross stack of {t5.name} does not"),
-        (bert, models.token_ids("bert"), None, f"{bert.name} does not"),
-        (t5, batch, "decoder", "with one norm and one matrix"),
-    ):
-        with pytest.raises(InputError, match=words):
-            am.examples(model, inputs, by="next_token", stack=stack)
 
 
 # -- halves of texts -------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def require_as_by_hand(focus: am.results.AttentionFocus, expected: list[dict[str
     ("name", "side", "dtype"),
     [
         *((name, ("right", "left")[place % 2], torch.float32) for place, name in enumerate(NAMES)),
-        ("gpt2", "right", torch.float32), ("bert", "right", torch.float32),
+        *((name, "right", torch.float32) for name in ("gpt2", "bert")), ("gpt_oss", "left", torch.float32),
         *((name, "", torch.float64) for name in ("llama", "bert", "gemma2")),
     ],
 )  # fmt: skip

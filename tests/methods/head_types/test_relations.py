@@ -1,9 +1,7 @@
 """Heads that find labelled words: accuracies against loops, planted heads, and invalid labels."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -184,24 +182,6 @@ def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
     assert one.lead.startswith("1 labelled pair of 1 relation in 1 text: ")
     few = am.relations(model, [(text, 3, 1, f"of text {place}") for place, text in enumerate(TEXTS)])
     assert few.lead.startswith("6 labelled pairs of 6 relations in 6 texts. Too few pairs or texts")
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    model = models.demo()
-    found = am.relations(model, by_tokens(model), layers=[1, 3, 1])
-    assert found.layers == (1, 3) and len(found.to_frame()) == 2 * 2 * 8  # a layer given twice counts once
-    for changes, message in (
-        ({"layers": (1, 1)}, "`layers` must name some of the 4 layers"),
-        ({"names": ("one",)}, "relation=1"),
-        ({"pairs": found.pairs[:, 1:]}, "`pairs`|`by_offset`"),
-        ({"correct": found.correct[:, :1]}, "measured=2"),
-    ):
-        path = replace(found, **changes).save(tmp_path / "damaged.safetensors")
-        with pytest.raises(InputError, match=message):
-            am.load_result(path)
-    found.save(tmp_path / "whole.safetensors")
-    assert torch.equal(am.load_result(tmp_path / "whole.safetensors").pairs, found.pairs)
 
 
 def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:

@@ -221,9 +221,3 @@ def test_bad_input(options: dict[str, Any], said: str) -> None:
     clean, corrupted = prompts()
     with pytest.raises(InputError, match=said):
         am.path_patch(both("gpt2")[0], clean, **{"corrupted": corrupted, **JUDGED, **options})
-
-
-def test_models_of_several_stacks_are_refused() -> None:
-    ids = models.token_ids("t5")
-    with pytest.raises(InputError, match="path patching needs a model with one stack"):
-        am.path_patch(models.hooked("t5"), ids, ids.roll(1), **JUDGED)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import attnmech as am
-from attnmech.errors import InputError
 from attnmech.methods.scores.composition import Factors
 from attnmech.model.parts.weights import AttentionWeights
 
@@ -65,8 +64,3 @@ def test_a_planted_reader_stands_out() -> None:
     found = am.composition(am.load(raw))
     assert tuple(found.to_frame().iloc[0][["kind", "layer", "head", "later_layer", "later_head"]]) == ("k", 0, 2, 1, 1)
     assert found.baseline == pytest.approx(width**-0.5)
-
-
-def test_several_stacks_are_refused() -> None:
-    with pytest.raises(InputError, match="several"):
-        am.composition(models.hooked("t5"))

@@ -258,9 +258,6 @@ def test_bad_inputs() -> None:
         model.run({"input_ids": ids[:, :5], "global_attention_mask": torch.full((1, 5), 2)})
 
 
-def test_methods_that_need_one_set_of_projections_refuse() -> None:
-    model = models.hooked("longformer")
-    with pytest.raises(InputError, match="a local and a global set of W_Q"):
-        am.composition(model)
+def test_a_joint_embedding_needs_one_set_of_projections() -> None:
     with pytest.raises(InputError, match="global tokens have their own"):
-        am.joint_embedding(model, inputs())
+        am.joint_embedding(models.hooked("longformer"), inputs())

@@ -6,7 +6,6 @@ tests/families/test_as_transformers.py compares which layers it reaches, in ever
 from collections.abc import Callable
 from itertools import cycle
 
-import models
 import pytest
 import torch
 from models import FAMILIES, fresh, hooked, token_ids
@@ -230,27 +229,3 @@ def test_passes_that_are_differentiated_are_compared_too() -> None:
     half_of_attention_again(model, 1)
     with pytest.raises(ExactnessError, match="layer 1"):
         model.run(token_ids("bloom"), points=["z"], gradients_of=lambda logits: logits.sum())
-
-
-# -- sinks -----------------------------------------------------------------------------------------------------
-
-
-def test_the_view_shows_the_pattern_that_the_model_has() -> None:
-    model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1)
-    split = am.decompose_scores(model, ids)
-    pattern = model.run(ids, points=["pattern"])
-    shown = torch.from_numpy(split.numbers().pattern)
-    for layer in range(model.n_layers):
-        torch.testing.assert_close(shown[layer], pattern["pattern", layer][0], rtol=1e-5, atol=1e-6)
-    assert float(shown.sum(dim=-1).min()) < 0.99
-
-
-def test_rows_of_padding_on_the_left_see_a_sink_alone() -> None:
-    """Rows without attention to any key make no statistic NaN: each text gives the same as alone."""
-    model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1)
-    padded = torch.cat([torch.zeros(1, 3, dtype=ids.dtype), ids], dim=1)
-    mask = torch.cat([torch.zeros(1, 3, dtype=torch.long), torch.ones_like(ids)], dim=1)
-    texts = {"input_ids": padded, "attention_mask": mask}
-    alone, beside = (am.attention_focus(model, given).entropy for given in (ids, texts))
-    torch.testing.assert_close(beside, alone, rtol=1e-5, atol=1e-6)
-    assert not am.head_types(model, texts).state["breadth"].isnan().any()
