@@ -119,11 +119,6 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
         am.function_heads(hooked, **{"examples": PAIRS, "shots": 2, "template": TEMPLATE, **options})
 
 
-def test_models_that_see_the_answer_are_refused() -> None:
-    with pytest.raises(InputError, match="models with one stack that predict the next token"):
-        am.function_heads(models.hooked("bert"), PAIRS, shots=2)
-
-
 NUMBERED = tuple(f"w{number}" for number in range(50))
 
 

@@ -242,7 +242,6 @@ TWO = {"one": ["is"], "other": ["the"]}
         ({"inputs": [torch.tensor([[3, 4]])]}, "every text must be a string"),
         ({"inputs": ["It is.", "The boat."]}, "no text has words of two groups"),
         ({"inputs": 5}, "`inputs` must be texts"),
-        ({"model": "t5", "inputs": "a"}, "an encoder and a decoder"),
         ({"model": "bloom", "inputs": "a"}, "fast tokenizer"),
     ],
 )
