@@ -17,7 +17,6 @@ from ..draw.page import Page, render_page, render_parts
 from ..draw.section import OfPattern, Section
 from ..draw.text import bound, html_text, percent, visible_token
 from ..errors import InputError
-from ..maths.scores import names_along_row
 from ..methods.focus.attention_focus import AttentionFocus, focus_numbers
 from ..methods.focus.section import about_all_heads, focus_sections
 from ..methods.head_types.head_types import HeadTypes, top_scores, types_section
@@ -317,11 +316,11 @@ class Report(WritesHtml):
     @property
     def _kernels(self) -> list[Section]:
         """The position term by distance, if it is a function of the distance."""
-        by_position = self.scores.reference is not None and self.scores.reference.by_position
-        if by_position or "position" not in names_along_row(self.scores.parts):
-            return []
         call = self.calls["scores"].replace("{split}", '"mean"')
-        return [self.scores.position_kernel().section(f"{call}.position_kernel()", self.nouns)]
+        try:
+            return [self.scores.position_kernel().section(f"{call}.position_kernel()", self.nouns)]
+        except InputError:
+            return []
 
     def _reasons(self, tokens: int) -> list[list[list[str]]]:
         """The sentences that say, for each query, why each head attends where it does."""

@@ -134,6 +134,16 @@ def test_questions_about_a_batch_with_pictures() -> None:
         model.run(texts[0] | {"pixel_mask": torch.ones(1, 4)})
 
 
+def test_the_position_term_of_a_picture_is_no_function_of_distance() -> None:
+    """M-RoPE gives a picture's tokens their row and column."""
+    text = merged.inputs_of(merged.KINDS["qwen2_vl"], 0, 9)
+    model = am.load(merged.model_of("qwen2_vl"))
+    with pytest.raises(InputError, match="not a function of distance"):
+        am.decompose_scores(model, text, centre="mean").position_kernel()
+    alone = am.decompose_scores(model, torch.arange(50, 70)[None], centre="mean")
+    assert alone.position_kernel().values.abs().amax() > 0.01
+
+
 @pytest.mark.parametrize("name", ["gemma3", "qwen2_vl"])
 def test_missing_token_types_are_refused(name: str) -> None:
     made = merged.KINDS[name]

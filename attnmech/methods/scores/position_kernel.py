@@ -6,6 +6,7 @@ Formulas: docs/formulas.md#centred-terms.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -23,6 +24,9 @@ from ...results.by_layer import table_of
 from ...results.figure_file import SavesFigures
 from .wavelength_figures import kernel_chart
 from .wavelengths import UNROTATED, band_names, bands_there, checked_edges, dimensions_of
+
+_ROUNDING: Final = 0.03
+"""Rotary tables in bfloat16 change a position term by up to this share of its largest value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +72,13 @@ class PositionKernel(SavesFigures):
         turning = any(part.wavelengths is not None and part.centred for part in parts)
         names = [name for name in bands_there(edges, parts) if name != UNROTATED] if turning else []
         bands = {name: by_distance(partial(_of_means, name, edges)) for name in names}
-        return cls(layers, distances, by_distance(lambda part, rows: part.term("position", rows)), bands, edges)
+        values = by_distance(_position)
+        if not all(map(_is_of_distance, parts, values[..., -length:])):
+            raise InputError(
+                "the position term of this text is not a function of distance, since its positions do not count its "
+                "tokens one by one (as with a picture's tokens, or position_ids); look at the term itself."
+            )
+        return cls(layers, distances, values, bands, edges)
 
     def plot(self, layer: int, head: int) -> "go.Figure":
         """A head's kernel and its bands, as lines over distance."""
@@ -114,6 +124,18 @@ class PositionKernel(SavesFigures):
         return table_of(axes, columns)
 
 
+def _position(parts: ScoreParts, rows: slice) -> Tensor:
+    return parts.term("position", rows)
+
+
+def _is_of_distance(parts: ScoreParts, kernel: Float[Tensor, "head distance"]) -> bool:
+    """Whether the middle row has the position term of the last row, by distance, within the rounding of 16 bits."""
+    middle = kernel.shape[-1] // 2
+    row = _row(_position, parts, middle)[:, : middle + 1].flip(-1)
+    largest = max(float(row.abs().amax()), float(_row(_position, parts, kernel.shape[-1] - 1).abs().amax()))
+    return bool((row - row[:, :1] - kernel[:, : middle + 1]).abs().amax() <= _ROUNDING * largest)
+
+
 def _of_means(band: str, edges: Sequence[float], parts: ScoreParts, rows: slice) -> Tensor:
     """The contribution of a band to scale · (R_i q̄)·(R_j k̄)."""
     query, key = parts.query_from_bias, parts.key_from_bias
@@ -128,15 +150,15 @@ def _by_distance(
     make: Callable[[ScoreParts, slice], Tensor], parts: ScoreParts, both_ways: bool
 ) -> Float[Tensor, "head distance"]:
     """The last row in reverse, after the first row if that row sees later keys; each minus its value at distance 0."""
-    _, heads, length, _ = parts.query.shape
-
-    def row(place: int) -> Tensor:
-        return make(parts, slice(place, place + 1)).expand(1, heads, 1, length)[0, :, 0]
-
-    behind = row(length - 1).flip(-1)
+    behind = _row(make, parts, parts.query.shape[2] - 1).flip(-1)
     behind = behind - behind[:, :1]
     if not both_ways:
         return behind
-    ahead = row(0)
+    ahead = _row(make, parts, 0)
     ahead = (ahead - ahead[:, :1])[:, 1:].flip(-1)
     return torch.cat((ahead, behind), dim=-1)
+
+
+def _row(make: Callable[[ScoreParts, slice], Tensor], parts: ScoreParts, place: int) -> Float[Tensor, "head key"]:
+    _, heads, length, _ = parts.query.shape
+    return make(parts, slice(place, place + 1)).expand(1, heads, 1, length)[0, :, 0]
