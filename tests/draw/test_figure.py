@@ -95,8 +95,6 @@ def test_the_pages(tmp_path: Path) -> None:
         assert thing.to_html().startswith("<!doctype html>")
         with pytest.raises(OutputError, match="there is no folder"):
             thing.write_html(tmp_path / "nowhere" / "page.html")
-    second = split.write_html(tmp_path / "second.html", sequence=1).read_text("utf-8")
-    assert second == split.to_html(sequence=1) != split.to_html()
 
 
 def test_what_a_report_says_of_save() -> None:

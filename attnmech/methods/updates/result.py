@@ -366,7 +366,7 @@ def update_numbers(
     real = updates._row("classes").any(dim=1)
     text = index_of("text", text, len(real), f"{len(real)} texts were run")
     if updates.provenance.options.get("stack") == "cross":
-        raise InputError("figures 7 to 10 show updates-attention; this is cross-attention. Use .to_frame().")
+        raise InputError("figures 7 to 10 show self-attention; this is cross-attention. Use .to_frame().")
     here = real[text].nonzero()[:, 0]
     layers = layers or updates.layers
     places = [updates._place_of(layer) for layer in layers]
