@@ -425,7 +425,8 @@ class Encoder:
         unknown: Sequence[Sequence[str]] | None = None,
     ) -> Batch:
         batch = self._tokens(ids, mask, unknown)
-        self._require_text(batch.ids[batch.mask].cpu())
+        if self.placeholders:
+            self._require_text(batch.ids[batch.mask].cpu())
         if self.decoder_start is not None:
             target = self._started(target, len(batch.ids))
         if self.global_tokens is not None and GLOBAL_MASK not in extra:
@@ -479,8 +480,6 @@ class Encoder:
 
     def _require_text(self, ids: Int[Tensor, " token"]) -> None:
         """Raises `InputError` for tokens that stand for something besides text."""
-        if not self.placeholders:
-            return
         held = ids[torch.isin(ids, torch.tensor(list(self.placeholders)))].tolist()
         if held:
             text = "" if self.tokenizer is None else f"{self.token_texts(held[:1])[0]!r}, "
