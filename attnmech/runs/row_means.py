@@ -27,6 +27,7 @@ from ..results.quantity import Places
 from ..results.table import TextResult
 from .groups import FIRST, by_group, distinct_texts, joined
 from .reducer import Run, Source, State
+from .states import on_cpu
 from .summed import over_shards
 from .token_types import ROW_CLASSES
 
@@ -38,7 +39,7 @@ _UNMATCHED: Final = "the two results put these texts into different groups, so a
 
 def closed(state: State, run: Run) -> State:
     """The state on the CPU: of a corpus, with sums by group of texts instead of sums by text."""
-    here = {name: value.cpu() for name, value in state.items()}
+    here = on_cpu(state)
     summed = [name for name in SUMMED if name in here]
     if not run.corpus:
         return _each_alone(here, summed)

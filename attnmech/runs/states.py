@@ -1,12 +1,32 @@
-"""The states of a reducer: tensors by name, checked to keep their shapes and hold no NaN."""
+"""The states of a reducer: tensors by name, checked to keep their shapes and hold no NaN, and moved to the CPU."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ..errors import ExactnessError, ReducerError
 from .reducer import Reducer, State
+
+_TOGETHER_BYTES: Final = 2**22
+"""Tensors up to this size are copied together."""
+
+
+def on_cpu(state: State) -> State:
+    """The state on the CPU; small tensors of a device come in one copy, since the CPU waits for each."""
+    small: dict[torch.device, list[str]] = {}
+    for name, value in state.items():
+        if value.device.type != "cpu" and value.layout == torch.strided and value.nbytes <= _TOGETHER_BYTES:
+            small.setdefault(value.device, []).append(name)
+    copied: State = {}
+    for names in small.values():
+        # The widest types first, so that each tensor begins at a multiple of its numbers' size.
+        names.sort(key=lambda name: -state[name].element_size())
+        values = [state[name] for name in names]
+        together = torch.cat([value.contiguous().view(-1).view(torch.uint8) for value in values]).cpu()
+        for name, value, part in zip(names, values, torch.split(together, [one.nbytes for one in values]), strict=True):
+            copied[name] = part.view(value.dtype).view(value.shape).clone()
+    return {name: copied[name] if name in copied else value.cpu() for name, value in state.items()}
 
 
 def shapes_of(reducer: Reducer, state: Any) -> dict[str, tuple[Any, ...]]:

@@ -28,7 +28,7 @@ from .identity import digest_of, identity_of
 from .journal import Journal, kept
 from .progress import Meter, meter
 from .reducer import Reducer, Run, Source, State
-from .states import finite, require_same_shapes, shapes_of
+from .states import finite, on_cpu, require_same_shapes, shapes_of
 from .total import Journalling, Total
 from .workers import Workers, warn_left_out, workers_of
 
@@ -293,7 +293,7 @@ class Streaming:
             require_same_shapes(reducer, before, shapes_of(reducer, state))
             kept_state = finite(reducer, reducer.close(state, run), run.documents.tolist())
             # A state from a journal is on the CPU too.
-            closed.append({name: value.cpu() for name, value in kept_state.items()})
+            closed.append(on_cpu(kept_state))
         return closed
 
     def _finished(self, states: Sequence[State], source: Source) -> tuple[Any, ...]:

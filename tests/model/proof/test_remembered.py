@@ -29,7 +29,7 @@ def is_proven(model: Any, **options: Any) -> bool:
 def test_a_second_load_has_the_certificate_of_the_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = am.load(models.fresh(name)).certificate
     with monkeypatch.context() as patched:
-        patched.delattr(certify._Statements, "of_model")
+        patched.delattr(certify.Statements, "of_model")
         second = am.load(models.fresh(name)).certificate
     assert first.proven_on == "" and second.proven_on > "2026"
     assert (second.checks, second.lens, second.edited) == (first.checks, first.lens, first.edited)
@@ -109,8 +109,8 @@ def test_other_source_of_attnmech_is_proven(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_output_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_proven(models.fresh("gpt2"))
-    output = certify._Statements.output
-    monkeypatch.setattr(certify._Statements, "output", lambda self, batch: output(self, batch) + 0.01)
+    output = certify.Statements.output
+    monkeypatch.setattr(certify.Statements, "output", lambda self, batch: output(self, batch) + 0.01)
     assert is_proven(models.fresh("gpt2"))
 
 
