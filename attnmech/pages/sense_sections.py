@@ -137,7 +137,11 @@ def picture_section(
         coloraxis={"colorscale": SHADE, "cmin": 0, "colorbar": bar},
         margin={"t": 40 if among else 10},
     )
-    covers = " Grey patches come after the query, so it does not see them." if among and hidden.any() else ""
+    covers = (
+        " Grey patches get none from this query in any head shown, such as those after it."
+        if among and hidden.any()
+        else ""
+    )
     return Section(
         name="picture",
         tab="look",

@@ -200,13 +200,16 @@ def test_what_is_added_between_blocks_is_refused_and_text_stays() -> None:
     torch.testing.assert_close(model.run(ids).logits, logits_of(plain, {"input_ids": ids}), atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl"])
-@pytest.mark.parametrize("fault", ["blind", "turned", "typeless"])
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        *((name, fault) for name in ("llava", "gemma3", "qwen2_vl") for fault in ("blind", "turned")),
+        ("gemma3", "typeless"),
+    ],
+)
 def test_a_wrong_pass_is_refused(name: str, fault: str) -> None:
     """Pixels zeroed, pictures of a batch in another order, and token types dropped, in attnmech's pass alone."""
     text, model = merged.inputs_of(merged.KINDS[name], 0, 9), am.load(merged.model_of(name))
-    if fault == "typeless" and name != "gemma3":
-        return
 
     def wrong(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if fault == "typeless":
