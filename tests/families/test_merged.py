@@ -122,9 +122,9 @@ def test_questions_about_a_batch_with_pictures() -> None:
     )
     with pytest.raises(InputError, match="texts with pixel_values cannot be"):
         am.joint_embedding(model, texts[0])
-    found = am.head_types(model, texts)
+    by_type = am.head_types(model, texts)
     on_picture = torch.cat([pattern[:, 18:, 2:18].sum(dim=-1) for pattern in patterns], dim=1)
-    torch.testing.assert_close(found.scores["media"][2].float(), on_picture.mean(dim=1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(by_type.scores["media"][2].float(), on_picture.mean(dim=1), atol=1e-5, rtol=0)
     batch = model.encode(texts)
     assert len(batch.distinct[0, 2:18].unique()) == 16 and torch.equal(batch.distinct[:, 18:], batch.ids[:, 18:])
     crowd = {name: torch.cat((texts[0][name],) * 2) for name in texts[0]}
