@@ -15,11 +15,15 @@ from time import monotonic
 from typing import Any, Final
 
 import numpy as np
+import torch
 from measure import machine, write
 from rich.table import Table
 
+from attnmech.methods.joint_embedding.numbers import NUMBERS
 from attnmech.methods.joint_embedding.page import embedding_view
-from attnmech.methods.joint_embedding.page_data import EmbeddingHead, EmbeddingText, EmbeddingView
+from attnmech.methods.joint_embedding.result import JointEmbedding
+from attnmech.results.provenance import Provenance
+from attnmech.runs.token_types import TOKEN_TYPES
 
 LAYERS, HEADS, TEXTS, LENGTH = 24, 16, 20, 50
 MOVED: Final = ("all heads, scrolled", "plots x 3, scrolled", "head, turned")
@@ -46,38 +50,34 @@ SIZED: Final = """size => {
 }"""
 
 
-def made_view(dims: int) -> EmbeddingView:
+def made_view(dims: int) -> JointEmbedding:
     """Clouds drawn from N(0, 1), queries and keys 1 apart."""
     generator = np.random.default_rng(0)
-    count = TEXTS * LENGTH
-
-    def head(layer: int, number: int) -> EmbeddingHead:
-        points = generator.normal(size=(2 * count, dims)).astype(np.float32)
-        points[count:, 0] += 1
-        weights = np.sort(generator.uniform(size=(count, 2)) / 2)[:, ::-1]
-        highest = generator.integers(0, count, size=(count, 2))
-        norms = generator.uniform(1, 2, size=2 * count)
-        curve = np.geomspace(0.1, 10, 21), np.linspace(-0.9, -0.5, 21)
-        return EmbeddingHead(layer, number, {"pca": points}, norms, highest, weights, 1.0, curve, {}, "")
-
-    heads = [head(layer, number) for layer in range(LAYERS) for number in range(HEADS)]
+    count, heads = TEXTS * LENGTH, tuple((layer, head) for layer in range(LAYERS) for head in range(HEADS))
+    points = generator.normal(size=(len(heads), 2 * count, dims)).astype(np.float32)
+    points[:, count:, 0] += 1
     scores = np.tril(generator.uniform(0.1, 1, size=(len(heads), LENGTH, LENGTH)))
-    pattern = (scores / scores.sum(axis=-1, keepdims=True)).astype(np.float16)
-    labels = [f" word{place}" for place in range(LENGTH)]
-    return EmbeddingView(
-        title="Joint embedding",
-        model="made up",
-        heads=heads,
-        labels=labels * TEXTS,
-        text=np.repeat(np.arange(TEXTS), LENGTH),
-        position=np.tile(np.arange(LENGTH), TEXTS),
-        lengths=np.full(TEXTS, LENGTH),
-        special=np.zeros(count, dtype=bool),
-        classes=["word"] * count,
-        texts={text: EmbeddingText(labels, [False] * LENGTH, pattern) for text in (0, 1)},
-        notes=[],
-        anomalies=[],
-    )
+    pattern = torch.from_numpy((scores / scores.sum(axis=-1, keepdims=True)).astype(np.float16))
+    labels = tuple(f" word{place}" for place in range(LENGTH))
+    ones, curve = torch.ones(len(heads), dtype=torch.float64), np.linspace(-0.9, -0.5, 21)
+    return JointEmbedding(
+        heads=heads, n_layers=LAYERS, n_heads=HEADS, stack="", geometry="scaled", shift=True, chosen_by="auto",
+        dims=dims, perplexity=50.0, seed=0, labels=labels * TEXTS,
+        text=torch.arange(TEXTS).repeat_interleave(LENGTH), position=torch.arange(LENGTH).repeat(TEXTS),
+        lengths=torch.full((TEXTS,), LENGTH), special=torch.zeros(count, dtype=torch.bool),
+        types=torch.full((count,), TOKEN_TYPES.index("word")), documents=tuple(range(TEXTS)), texts_seen=TEXTS,
+        pairs=(count,) * LAYERS, all_pairs=True, vectors=torch.from_numpy(points),
+        offsets=torch.zeros(len(heads), dims),
+        norms=torch.from_numpy(generator.uniform(1, 2, size=(len(heads), 2 * count)).astype(np.float32)),
+        highest=torch.from_numpy(generator.integers(0, count, size=(len(heads), count, 2))),
+        weights=(torch.from_numpy(np.sort(generator.uniform(size=(len(heads), count, 2)))) / 2).float().flip(-1),
+        numbers={name: ones if name in ("scale", "query_norm", "key_norm") else ones * torch.nan for name in NUMBERS},
+        after={}, flags=("",) * len(heads), grid=torch.from_numpy(np.geomspace(0.1, 10, 21)).expand(len(heads), -1),
+        curve=torch.from_numpy(curve).expand(len(heads), -1), points={"pca": torch.from_numpy(points)},
+        patterns=dict.fromkeys(("0", "1"), pattern), text_labels=dict.fromkeys(("0", "1"), labels),
+        text_special=dict.fromkeys(("0", "1"), torch.zeros(LENGTH, dtype=torch.bool)), sink=False, images=None,
+        types_of_heads=(), provenance=Provenance("made up", "", "", (), ()),
+    )  # fmt: skip
 
 
 def frames_of(path: Path) -> dict[str, Any]:

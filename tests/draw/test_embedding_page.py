@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from browser import opening
 from unpacking import unpacked
 
 from attnmech.draw.text import visible_token
 from attnmech.methods.joint_embedding.page import IN_ADDRESS, embedding_view, mean_apart
-from attnmech.methods.joint_embedding.page_data import EmbeddingView
+from attnmech.methods.joint_embedding.result import JointEmbedding
+from attnmech.runs.token_types import TOKEN_TYPES
 
 from .conftest import settle
 from .embedding_views import made_images, made_view, page_of
@@ -47,7 +49,7 @@ def test_positions_come_back_within_a_65535th_of_the_range_with_their_mean_dista
     carried = embedding_view(view).data["projections"]
     assert {name: each["dims"] for name, each in carried.items()} == {"pca": 3, "tsne": 2}
     for name, each in carried.items():
-        given = np.stack([head.points[name] for head in view.heads]).astype(float)
+        given = view.points[name].double().numpy()
         back = unpacked(each["points"], given.shape) + np.array(each["centre"])[:, None]
         extent = (given.max(axis=1) - given.min(axis=1)).max(axis=-1)
         assert (np.abs(back - given).max(axis=(1, 2)) <= extent / 65535).all()
@@ -69,23 +71,22 @@ def test_tokens_norms_and_highest_keys_are_carried() -> None:
     data = embedding_view(view).data
     shape = (len(view.heads), len(view.labels), 2)
     highest = np.nan_to_num(unpacked(data["highest"], shape), nan=-1)
-    np.testing.assert_array_equal(highest, [head.highest for head in view.heads])
-    norms = np.stack([head.norms for head in view.heads])
+    np.testing.assert_array_equal(highest, view.highest)
+    norms = view.norms.numpy()
     np.testing.assert_allclose(unpacked(data["norms"], norms.shape), norms, atol=np.ptp(norms) / 65535)
     labels = json.loads(decompress(b64decode(data["labels"])))
     assert labels == [visible_token(label) for label in view.labels]
     kinds = unpacked(data["class"], (len(view.labels),))
-    assert [data["classes"][int(kind)] for kind in kinds] == list(view.classes)
+    assert [data["classes"][int(kind)] for kind in kinds] == [TOKEN_TYPES[kind] for kind in view.types.tolist()]
 
 
 def test_numbers_and_anomalies_say_what_they_mean() -> None:
     view = made_view()
-    heads = [replace(head, numbers=head.numbers | {"correlation (PCA)": -0.5, "own": 1.0}) for head in view.heads]
-    anomalies = [(0, 1, "attends to first", 0.7)]
-    data = embedding_view(replace(view, heads=heads, anomalies=anomalies, meanings={"own": "as measured"})).data
+    first = torch.full((len(view.heads),), 0.7, dtype=torch.float64)
+    data = embedding_view(replace(view, numbers={**view.numbers, "first_attention": first})).data
     assert "before projection" in data["meanings"]["correlation"]
     assert "after projection" in data["meanings"]["correlation (PCA)"]
-    assert data["meanings"]["own"] == "as measured"
+    assert data["meanings"]["attention to first token"] == "mean over all other rows"
     assert "first token" in data["meanings"]["attends to first"]
 
 
@@ -93,7 +94,7 @@ def test_numbers_and_anomalies_say_what_they_mean() -> None:
 
 
 @contextmanager
-def shown(chromium: Any, view: EmbeddingView, tmp_path: Path, **given: Any) -> Iterator[Any]:
+def shown(chromium: Any, view: JointEmbedding, tmp_path: Path, **given: Any) -> Iterator[Any]:
     with opening(chromium, page_of(view), tmp_path / "page.html", **{"ready": READY} | given) as page:
         page.set_default_timeout(5000)
         yield page
@@ -140,7 +141,7 @@ def test_points_stand_where_their_coordinates_say(opened: Any) -> None:
     choose(opened, "Layer", "1")
     choose(opened, "Head", "2")
     about = of_page(opened, "plot.about()")
-    given = made_view().heads[4 + 2].points["tsne"].astype(float)
+    given = made_view().points["tsne"][4 + 2].double().numpy()
     middle = (given.max(axis=0) + given.min(axis=0)) / 2
     scale = 0.92 * min(about["width"], about["height"]) / np.ptp(given, axis=0).max()
     where = np.array(about["where"]).reshape(-1, 3)[:, :2]
@@ -150,7 +151,7 @@ def test_points_stand_where_their_coordinates_say(opened: Any) -> None:
 
 @pytest.mark.browser
 def test_turning_keeps_distances_in_three_dimensions(opened: Any) -> None:
-    given = made_view().heads[of_page(opened, "state().block")].points["pca"].astype(float)
+    given = made_view().points["pca"][of_page(opened, "state().block")].double().numpy()
     distances = np.linalg.norm(given[:, None] - given[None], axis=-1)
     for _ in range(2):
         about = of_page(opened, "plot.about()")
@@ -179,7 +180,7 @@ def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path
         assert len(about["slots"]) == len(view.heads)
         places = []
         for slot in about["slots"]:
-            given = view.heads[slot["block"]].points["pca"].astype(float)
+            given = view.points["pca"][slot["block"]].double().numpy()
             middle = (given.max(axis=0) + given.min(axis=0))[:2] / 2
             share = 0.5 + (given[:, :2] - middle) / np.ptp(given, axis=0).max()
             corner = 0.04 + 0.92 * np.stack([share[:, 0], 1 - share[:, 1]], axis=1)
@@ -214,18 +215,17 @@ def test_a_search_sorts_heads_by_the_spread_of_its_hits(opened: Any) -> None:
     assert of_page(opened, "hits()") == hits
     half = len(view.labels)
     expected = []
-    for head in view.heads:
-        points = head.points["pca"]
+    for points in view.points["pca"].numpy():
         kinds = [points[:half], points[half:]]
         expected.append(np.mean([naive_mean_distance(each[hits]) / naive_mean_distance(each) for each in kinds]))
     np.testing.assert_allclose(of_page(opened, "spread()"), expected, rtol=2e-3)
     order = [slot["block"] for slot in of_page(opened, "matrix.about()")["slots"]]
     assert order == np.argsort(expected, kind="stable").tolist()
-    first = view.heads[order[0]]
+    layer, head = view.heads[order[0]]
     captions = opened.locator(".attnmech-embedding-cells button span").all_inner_texts()
-    assert captions[order[0]] == f"L{first.layer}H{first.head} {expected[order[0]]:.2f}"
+    assert captions[order[0]] == f"L{layer}H{head} {expected[order[0]]:.2f}"
     found = opened.inner_text(".attnmech-embedding > .attnmech-finding")
-    assert f"{len(hits)} tokens of 21. Closest together in L{first.layer}H{first.head} ({min(expected):.2f})" in found
+    assert f"{len(hits)} tokens of 21. Closest together in L{layer}H{head} ({min(expected):.2f})" in found
 
 
 @pytest.mark.browser
@@ -238,7 +238,7 @@ def test_a_search_looks_in_the_characters_of_tokens(chromium: Any, tmp_path: Pat
         "5\u00a0kg": [6], "\u00e9t\u00e9": [7], "ها": [8], "l·l": [9], "l l": [], "·\\x41": [10],
         "你": [11], "1,2": [], "00a0": [], "de\u00ads": [12],
     }  # fmt: skip
-    with shown(chromium, replace(view, labels=labels), tmp_path) as page:
+    with shown(chromium, replace(view, labels=tuple(labels)), tmp_path) as page:
         for wanted, hits in found.items():
             page.evaluate("wanted => { location.hash = 'search=' + encodeURIComponent(wanted); }", wanted)
             settle(page)
@@ -258,7 +258,7 @@ def test_a_point_says_its_attention(opened: Any) -> None:
     choose(opened, "Point", "query")
     opened.get_by_label("token of the point").fill(str(start + query))
     opened.get_by_label("token of the point").press("Enter")
-    row = view.texts[1].patterns[block, query].astype(float)
+    row = view.patterns["1"][block, query].double().numpy()
     best, second, *_ = np.argsort(-row)
     about = of_page(opened, "plot.about()")
     assert about["whole"]
@@ -270,7 +270,7 @@ def test_a_point_says_its_attention(opened: Any) -> None:
     )
     assert words in said(opened)
     choose(opened, "Point", "key")
-    column = view.texts[1].patterns[block, :, query].astype(float)
+    column = view.patterns["1"][block, :, query].double().numpy()
     drawn = {line["query"] - start: line["weight"] for line in of_page(opened, "plot.about()")["lines"]}
     assert drawn == pytest.approx({other: column[other] for other in range(query, 9)}, rel=1e-3)
     assert said(opened).startswith(f"Key 5 “{visible_token(view.labels[start + query])}” of text 1 receives ")
@@ -286,39 +286,28 @@ def test_of_a_text_that_is_not_carried_the_two_highest_keys_are_said(opened: Any
     start, query = 16, 3  # the third text
     opened.evaluate(f"location.hash = 'layer=0&head=2&point={start + query}'")
     about = of_page(opened, "plot.about()")
-    head = view.heads[2]
     assert not about["whole"]
-    expected = {(int(head.highest[19, rank]), round(float(head.weights[19, rank]), 3)) for rank in range(2)}
+    expected = {(int(view.highest[2, 19, rank]), round(float(view.weights[2, 19, rank]), 3)) for rank in range(2)}
     assert {(line["key"], round(line["weight"], 3)) for line in about["lines"]} == expected
     assert "the page stores only the two highest keys of each query" in said(opened)
-    key = int(head.highest[19, 0])
+    key = int(view.highest[2, 19, 0])
     opened.evaluate(f"location.hash = 'layer=0&head=2&point={21 + key}'")
     about = of_page(opened, "plot.about()")
-    assert {line["query"] for line in about["lines"]} == set(np.argwhere(head.highest == key)[:, 0].tolist())
+    assert {line["query"] for line in about["lines"]} == set(np.argwhere(view.highest[2].numpy() == key)[:, 0].tolist())
 
 
 @pytest.mark.browser
 def test_attention_to_a_token_that_is_no_dot_is_said(chromium: Any, tmp_path: Path) -> None:
     """Token 0 of the first text was not sampled."""
     view = made_view()
-    names = ("text", "position", "special")
-    kept = np.r_[1:21]
-    heads = [
-        replace(
-            head,
-            points={name: points[np.r_[1:21, 22:42]] for name, points in head.points.items()},
-            norms=head.norms[np.r_[1:21, 22:42]],
-            highest=np.maximum(head.highest[1:] - 1, -1),
-            weights=head.weights[1:],
-        )
-        for head in view.heads
-    ]
-    fewer = {name: getattr(view, name)[kept] for name in names}
-    lists = {"labels": view.labels[1:], "classes": view.classes[1:]}
-    with shown(
-        chromium, replace(view, heads=heads, **fewer, **lists), tmp_path, address="#layer=0&head=0&point=1"
-    ) as page:
-        row = view.texts[0].patterns[0, 2].astype(float)
+    points = np.r_[1:21, 22:42]
+    fewer: dict[str, Any] = {
+        name: getattr(view, name)[1:] for name in ("labels", "text", "position", "special", "types")
+    }
+    fewer |= {"highest": (view.highest[:, 1:] - 1).clamp_min(-1), "weights": view.weights[:, 1:]}
+    fewer |= {"norms": view.norms[:, points], "points": {name: on[:, points] for name, on in view.points.items()}}
+    with shown(chromium, replace(view, **fewer), tmp_path, address="#layer=0&head=0&point=1") as page:
+        row = view.patterns["0"][0, 2].double().numpy()
         first = f"{100 * row[0]:.1f}\u00a0% to 0 “<s>” (not plotted)"
         assert first in said(page)
         drawn = {line["key"]: line["weight"] for line in of_page(page, "plot.about()")["lines"]}
@@ -344,23 +333,24 @@ def test_a_click_on_a_dot_and_on_a_token_choose_the_same(opened: Any) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("precision", [np.float16, np.float32])
+@pytest.mark.parametrize("precision", [torch.float16, torch.float32])
 def test_hiding_the_first_token_computes_the_softmax_again(chromium: Any, tmp_path: Path, precision: Any) -> None:
     view = made_view(precision=precision)
-    patterns = view.texts[0].patterns.copy()
+    patterns = view.patterns["0"]
     patterns[1, 4] = 0
-    patterns[1, 4, [0, 1, 2]] = [1 - 3e-7, 2e-7, 1e-7]  # float16 keeps one digit of these
-    text = replace(view.texts[0], patterns=patterns)
-    with shown(chromium, replace(view, texts={0: text}), tmp_path, address="#layer=0&head=1&hideFirst=true") as page:
+    patterns[1, 4, :3] = torch.tensor([1 - 3e-7, 2e-7, 1e-7])  # float16 keeps one digit of these
+    with shown(
+        chromium, replace(view, patterns={"0": patterns}), tmp_path, address="#layer=0&head=1&hideFirst=true"
+    ) as page:
         found = page.evaluate("document.querySelector('.attnmech-sentence').parentElement !== null")
         assert found
         weights = np.array(of_page(page, "sentence().weights()"), dtype=float)[0]
-        expected = without(patterns[1].astype(float), [0])
-        if precision is np.float16:
+        expected = without(patterns[1].double().numpy(), [0])
+        if precision is torch.float16:
             expected[4] = np.nan
         np.testing.assert_allclose(weights, expected, rtol=2e-3)
         blank = page.locator(".attnmech-sentence-query .attnmech-sentence-blank").count()
-        assert blank == (2 if precision is np.float16 else 1)
+        assert blank == (2 if precision is torch.float16 else 1)
         assert "No key remains for query 0" in page.inner_text(".attnmech-sentence .attnmech-finding")
 
 
@@ -370,7 +360,7 @@ def test_heads_that_were_left_out_have_no_plot_and_no_part_in_the_mean(chromium:
     with shown(chromium, view, tmp_path, address="#layer=1&head=2&mode=2") as page:
         assert len(of_page(page, "matrix.about()")["slots"]) == 10
         weights = np.array(of_page(page, "sentence().weights()"), dtype=float)[0]
-        np.testing.assert_allclose(weights, view.texts[0].patterns[[4, 5]].mean(axis=0), rtol=1e-3)
+        np.testing.assert_allclose(weights, view.patterns["0"][[4, 5]].mean(dim=0), rtol=1e-3)
         choose(page, "Head", "3")
         assert of_page(page, "state().block") == 4  # the layer's first
 
@@ -427,7 +417,7 @@ def test_a_wrong_address_falls_back_to_what_is_usual(chromium: Any, tmp_path: Pa
 
 @pytest.mark.browser
 def test_an_anomaly_leads_to_its_head(opened: Any) -> None:
-    opened.get_by_role("button", name="L0H3: keys are longer than queries, norm ratio, 8.00").click()
+    opened.get_by_role("button", name="L0H3: norm disparity, 8.00").click()
     assert of_page(opened, "state().block") == 3
     assert "L0H3: 21 tokens (3 texts)" in opened.inner_text(".attnmech-embedding-panes")
 
@@ -453,7 +443,7 @@ def test_every_colour_has_a_legend(opened: Any) -> None:
         "normalised": "light = start of the text",
         "modulo": "position mod 5",
         "norm": "before scaling: lowest to highest",
-        "class": "punctuation",
+        "class": "sentence end",
         "length": "text length, 5 to 9 tokens",
         "head": "previous token",
     }
@@ -482,7 +472,7 @@ def test_dots_have_the_colours_of_the_legend(opened: Any, scheme: str) -> None:
         if scheme == "modulo":
             expected = colours[5 * is_key + int(view.position[token]) % 5]
         else:
-            expected = colours[names.index(view.classes[token])]
+            expected = colours[names.index(TOKEN_TYPES[view.types[token]])]
         pixel = opened.evaluate(
             """([x, y]) => {
                  const canvas = document.querySelector(".attnmech-embedding-plot");
@@ -512,8 +502,7 @@ def test_the_view_fits_a_phone_a_wide_screen_and_paper(chromium: Any, tmp_path: 
 
 @pytest.mark.browser
 def test_patches_show_their_picture_and_colours(chromium: Any, tmp_path: Path) -> None:
-    images, lengths = made_images()
-    view = made_view(lengths=lengths, images=images, hostile=False)
+    view = made_view(lengths=(21, 21, 21), images=made_images(), hostile=False)
     with shown(chromium, view, tmp_path, address="#layer=0&head=1&point=7&pointColour=row") as page:
         assert "row of the patch" in page.inner_text(".attnmech-embedding-legend")
         assert "Attention of token 7" in page.locator(".attnmech-embedding-section").last.inner_text()

@@ -1,6 +1,8 @@
 """A joint embedding: points, numbers by layer and head, heads that stand out, search and figures."""
 
 import math
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,19 +18,15 @@ from torch import Tensor
 from ...basics.arguments import option, shown, string
 from ...basics.fields import check_layers
 from ...basics.nouns import counted
-from ...draw.figure_page import table_html
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
-from ...runs.token_types import TOKEN_TYPES
 from .formulas import spread_ratio
 from .numbers import NUMBERS, HeadNumbers
-from .page import NAMES, embedding_section, embedding_view
-from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView, searched
 from .patch_images import PatchImages
-from .pictures import AFTER, criterion_curve, joint_scatter
+from .pictures import AFTER, NAMES, criterion_curve, joint_scatter
 
 _RANDOM_POINTS: Final = 1_000
 """The largest number of points per head among which `search` takes mean distances."""
@@ -41,6 +39,22 @@ _ANOMALIES: Final[Mapping[str, float]] = {
 """The smallest values at which a head is listed: |ln(key norm / query norm)|, centroid distance in spreads, mean
 attention.
 """
+
+
+_BYTES: Final = re.compile(r"(?<=[^\0-\x7f])\[[1-4](?:,[1-4])*/[2-4]\]|\\x[89a-f][0-9a-f]")
+"""The notation of labels for the bytes that a token holds, which is not text: 你[1,2/3], \\xff.
+
+The numbers are at most 4, so that a footnote in brackets is not taken for it.
+"""
+
+
+def searched(label: str) -> str:
+    r"""Returns the characters of a token in which a search looks, composed.
+
+    >>> searched("你[1,2/3]"), searched(r"\xff"), searched("e\u0301 [1/2]") == "\u00e9 [1/2]"
+    ('你', '', True)
+    """
+    return unicodedata.normalize("NFC", _BYTES.sub("", label))
 
 
 class Anomaly(NamedTuple):
@@ -251,64 +265,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
             })  # fmt: skip
         return pd.DataFrame(rows).sort_values("ratio", kind="stable", ignore_index=True)
 
-    # -- the page ---------------------------------------------------------------------------------------------
-
-    def _view(self) -> EmbeddingView:
-        """The contents of the page: points and numbers of all heads, and the whole attention of a few texts."""
-        return EmbeddingView(
-            title=self._title,
-            model=self.provenance.short_name,
-            heads=[self._head_view(place) for place in range(len(self.heads))],
-            labels=self.labels,
-            text=self.text.numpy(),
-            position=self.position.numpy(),
-            lengths=self.lengths.numpy(),
-            special=self.special.numpy(),
-            classes=[TOKEN_TYPES[kind] for kind in self.types.tolist()],
-            texts={int(number): self._text_view(number) for number in self.patterns},
-            notes=self.notes,
-            anomalies=self.anomalies,
-            meanings={number.label: number.reading for number in _SHOWN},
-            images=None if self.images is None else self.images.view(self.labels),
-        )
-
-    def _head_view(self, place: int) -> EmbeddingHead:
-        layer, head = self.heads[place]
-        shown = {number.label: float(self.numbers[number.name][place]) for number in _SHOWN}
-        numbers = {label: value for label, value in shown.items() if not math.isnan(value)}
-        ratio = float(self.numbers["key_norm"][place] / self.numbers["query_norm"][place])
-        numbers["key norm / query norm"] = ratio
-        for projection, measures in self.after.items():
-            for name in ("correlation", "trustworthiness"):
-                numbers[f"{name} ({NAMES[projection]})"] = float(measures[name][place])
-        return EmbeddingHead(
-            layer=layer,
-            head=head,
-            points={name: points[place].numpy() for name, points in self.points.items()},
-            norms=self.norms[place].numpy(),
-            highest=self.highest[place].numpy(),
-            weights=self.weights[place].numpy(),
-            scale=float(self.numbers["scale"][place]),
-            curve=(self.grid[place].numpy(), self.curve[place].numpy()),
-            numbers=numbers,
-            kind=self.types_of_heads[place] if self.types_of_heads else "",
-        )
-
-    def _text_view(self, number: str) -> EmbeddingText:
-        patterns = self.patterns[number]
-        rest = (1 - patterns.float().sum(dim=-1)).clamp_min(0).numpy() if self.sink else None
-        return EmbeddingText(self.text_labels[number], self.text_special[number].tolist(), patterns.numpy(), rest)
-
-    def _page_sections(self) -> Sequence[Section]:
-        return [embedding_section(self._view())]
-
-    def _repr_html_(self) -> str:
-        try:
-            shown = embedding_view(self._view())._repr_html_()
-        except InputError:  # the figures of one head, because the view is too large
-            return super()._repr_html_()
-        return f"{shown}<details><summary>The numbers</summary>{table_html(self.to_frame())}</details>"
-
     # -- tables and figures -----------------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
@@ -449,6 +405,3 @@ _OF_ANOMALIES: Final = ("query_norm", "key_norm", "separation", "first_attention
 
 _CHANGED: Final = 1e-5
 """Changes of attention below this are attributed to rounding."""
-
-_SHOWN: Final = [number for number in NUMBERS.values() if number.label]
-"""The numbers that the page shows for a head."""

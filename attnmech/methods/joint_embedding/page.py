@@ -1,11 +1,16 @@
 """The page of joint embeddings: all heads as small plots, one head large, sentences and search, with packed numbers."""
 
+import math
+from collections.abc import Sequence
 from importlib.resources import files
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+import torch
 from jaxtyping import Float, Float32
 from scipy.spatial.distance import pdist  # type: ignore[import-untyped]
+from torch import Tensor
 
 from ...basics.nouns import counted
 from ...draw.embed import View
@@ -14,7 +19,11 @@ from ...draw.scripts import of_question
 from ...draw.section import Section
 from ...draw.sentence import sentence_view
 from ...draw.text import visible_token
-from .page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView, searched
+from ...runs.token_types import TOKEN_TYPES
+from .embedded_points import EmbeddedPoints, searched
+from .numbers import NUMBERS
+from .patch_images import PatchImages
+from .pictures import NAMES
 
 FILES: Final = (
     *("embedding_points.js", "embedding_colours.js", "embedding_painters.js", "embedding_matrix.js"),
@@ -26,8 +35,6 @@ SCRIPT: Final = of_question("joint_embedding", tuple(files(__package__) / name f
 
 MOST_COMPARED: Final = 1000
 """The largest number of points of a kind over which mean distances are taken, evenly chosen."""
-
-NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
 
 MEANINGS: Final = {
     "correlation (": "the same correlation between the plotted points, after projection",
@@ -41,6 +48,9 @@ MEANINGS: Final = {
     "trustworthiness": "how well neighbours in the plot agree with neighbours before projection; 1 is perfect",
 }
 """The meanings of the usual numbers, by the beginning of their labels."""
+
+_SHOWN: Final = [number for number in NUMBERS.values() if number.label]
+"""The numbers that the page shows for a head."""
 
 IN_ADDRESS: Final = (
     *("show", "projection", "pointColour", "search", "whole", "sorted", "size", "flat", "pictures", "labels", "lines"),
@@ -62,75 +72,89 @@ READING: Final = (
 )
 
 
-def embedding_section(view: EmbeddingView) -> Section:
+def embedding_section(embedded: EmbeddedPoints) -> Section:
     """Returns the view as the section of a page."""
-    drawn = embedding_view(view)
+    drawn = embedding_view(embedded)
     return Section("Queries and keys of each head", f"{LEAD} {READING}", {"embedding": drawn}, finding=drawn.finding)
 
 
-def embedding_view(view: EmbeddingView) -> View:
-    """Returns the contents of the page as a view that displays itself in a notebook."""
-    heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
+def embedding_view(embedded: EmbeddedPoints) -> View:
+    """Returns the points and numbers of all heads, and the whole attention of a few texts, as a view that displays
+    itself in a notebook.
+    """
+    heads, tokens, texts = len(embedded.heads), len(embedded.labels), len(set(embedded.text.tolist()))
     summary = (
-        f"{counted(heads, noun='head')} of {view.model}, {counted(tokens, noun='token')} "
-        f"from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
+        f"{counted(heads, noun='head')} of {embedded.provenance.short_name}, {counted(tokens, noun='token')} "
+        f"from {texts:,} {embedded._unit}{'' if texts == 1 else 's'}."
     )
-    return View("embedding", view.title, READING, _data(view), (SCRIPT,), summary)
+    return View("embedding", embedded._title, READING, _data(embedded), (SCRIPT,), summary)
 
 
-def _unit(view: EmbeddingView) -> str:
-    """The word for the source of tokens."""
-    return "text" if view.images is None else "image"
-
-
-def _data(view: EmbeddingView) -> dict[str, Any]:
-    layers = sorted({head.layer for head in view.heads})
-    classes, kinds = sorted(set(view.classes)), sorted({head.kind for head in view.heads} - {""})
+def _data(embedded: EmbeddedPoints) -> dict[str, Any]:
+    layers = sorted({layer for layer, _ in embedded.heads})
+    types_of_tokens = [TOKEN_TYPES[kind] for kind in embedded.types.tolist()]
+    classes, kinds = sorted(set(types_of_tokens)), sorted(set(embedded.types_of_heads) - {""})
+    numbers = [_numbers(embedded, place) for place in range(len(embedded.heads))]
+    labels = dict.fromkeys([*chain(*numbers), *(anomaly.what for anomaly in embedded.anomalies)])
     return {
         "inAddress": IN_ADDRESS,
         "layers": layers,
-        "places": [[layers.index(head.layer), head.head] for head in view.heads],
-        "tokens": len(view.labels),
-        "unit": _unit(view),
-        "labels": pack_texts(tuple(visible_token(label) for label in view.labels)),
-        "characters": pack_texts(tuple(searched(label) for label in view.labels)),
-        "text": pack_keys(np.asarray(view.text)[None], axes=1),
-        "position": pack_keys(np.asarray(view.position)[None], axes=1),
-        "lengths": np.asarray(view.lengths).tolist(),
-        "special": np.flatnonzero(view.special).tolist(),
+        "places": [[layers.index(layer), head] for layer, head in embedded.heads],
+        "tokens": len(embedded.labels),
+        "unit": embedded._unit,
+        "labels": pack_texts(tuple(visible_token(label) for label in embedded.labels)),
+        "characters": pack_texts(tuple(searched(label) for label in embedded.labels)),
+        "text": pack_keys(embedded.text.numpy()[None], axes=1),
+        "position": pack_keys(embedded.position.numpy()[None], axes=1),
+        "lengths": embedded.lengths.tolist(),
+        "special": embedded.special.nonzero().flatten().tolist(),
         "classes": classes,
-        "class": pack_keys(np.array([classes.index(name) for name in view.classes])[None], axes=1),
+        "class": pack_keys(np.array([classes.index(name) for name in types_of_tokens])[None], axes=1),
         "kinds": kinds,
-        "projections": {name: _projection(view, name) for name in view.heads[0].points},
-        "norms": pack_values(np.stack([head.norms for head in view.heads]).astype(np.float32), axes=1),
-        "highest": pack_keys(np.stack([head.highest for head in view.heads]), axes=1),
-        "weights": pack_values(np.stack([head.weights for head in view.heads]).astype(np.float32), axes=1),
-        "about": [_about(head, kinds) for head in view.heads],
-        "meanings": {label: _meaning(view, label) for label in _labels(view)},
-        "texts": {str(number): _sentence(view, text, layers) for number, text in view.texts.items()},
-        "notes": [str(note) for note in view.notes],
-        "anomalies": [
-            [layers.index(layer), head, what, _plain(number)] for layer, head, what, number in view.anomalies
+        "projections": {name: _projection(name, points.numpy()) for name, points in embedded.points.items()},
+        "norms": pack_values(embedded.norms.numpy(), axes=1),
+        "highest": pack_keys(embedded.highest.numpy(), axes=1),
+        "weights": pack_values(embedded.weights.numpy(), axes=1),
+        "about": [
+            {
+                "kind": kinds.index(kind) if kind else -1,
+                "scale": _plain(scale),
+                "curve": [[_plain(value) for value in values] for values in curve],
+                "numbers": of_head,
+            }
+            for kind, scale, curve, of_head in zip(
+                embedded.types_of_heads or [""] * len(embedded.heads),
+                embedded.numbers["scale"].tolist(),
+                torch.stack((embedded.grid, embedded.curve), dim=1).tolist(),
+                numbers,
+                strict=True,
+            )
         ],
-        "images": None if view.images is None else _images(view.images),
+        "meanings": {label: _meaning(label) for label in labels},
+        "texts": {number: _sentence(embedded, number, layers) for number in embedded.patterns},
+        "notes": list(embedded.notes),
+        "anomalies": [
+            [layers.index(layer), head, what, _plain(number)] for layer, head, what, number in embedded.anomalies
+        ],
+        "images": None if embedded.images is None else _images(embedded.images, embedded.labels),
     }
 
 
 # ---- points -------------------------------------------------------------------------------------------------------
 
 
-def _projection(view: EmbeddingView, name: str) -> dict[str, Any]:
+def _projection(name: str, in_picture: Float[np.ndarray, "chosen point dims"]) -> dict[str, Any]:
     """Packs the points of every head with 16 bits per coordinate and one scale for all axes of a head, which preserves
     angles.
     """
-    points = np.stack([head.points[name] for head in view.heads]).astype(np.float64)
+    points = in_picture.astype(np.float64)
     centre = (points.min(axis=1) + points.max(axis=1)) / 2
     return {
-        "label": NAMES.get(name, name),
+        "label": NAMES[name],
         "dims": points.shape[-1],
         "centre": centre.tolist(),
-        "points": pack_values((points - centre[:, None]).astype(np.float64), axes=1),
-        "spread": [[mean_apart(half) for half in np.split(of_head, 2)] for of_head in points.astype(np.float32)],
+        "points": pack_values(points - centre[:, None], axes=1),
+        "spread": [[mean_apart(half) for half in np.split(of_head, 2)] for of_head in in_picture],
     }
 
 
@@ -148,66 +172,65 @@ def mean_apart(points: Float[np.ndarray, "point dim"]) -> float:
 # ---- heads and texts ----------------------------------------------------------------------------------------------
 
 
-def _about(head: EmbeddingHead, kinds: list[str]) -> dict[str, Any]:
-    grid, criterion = (np.asarray(values, dtype=np.float64) for values in head.curve)
-    return {
-        "kind": kinds.index(head.kind) if head.kind else -1,
-        "scale": _plain(head.scale),
-        "curve": [[_plain(value) for value in grid], [_plain(value) for value in criterion]],
-        "numbers": {label: _plain(number) for label, number in head.numbers.items()},
-    }
+def _numbers(embedded: EmbeddedPoints, place: int) -> dict[str, float | None]:
+    """The numbers of one head by their labels, in order; without those that were not measured."""
+    measured = {number.label: float(embedded.numbers[number.name][place]) for number in _SHOWN}
+    known = {label: value for label, value in measured.items() if not math.isnan(value)}
+    known["key norm / query norm"] = float(embedded.numbers["key_norm"][place] / embedded.numbers["query_norm"][place])
+    for projection, measures in embedded.after.items():
+        for name in ("correlation", "trustworthiness"):
+            known[f"{name} ({NAMES[projection]})"] = float(measures[name][place])
+    return {label: _plain(value) for label, value in known.items()}
 
 
-def _labels(view: EmbeddingView) -> list[str]:
-    """The labels of all numbers and anomalies."""
-    return list(
-        dict.fromkeys(
-            [label for head in view.heads for label in head.numbers] + [what for _, _, what, _ in view.anomalies]
-        )
-    )
-
-
-def _meaning(view: EmbeddingView, label: str) -> str:
+def _meaning(label: str) -> str:
+    readings = {number.label: number.reading for number in _SHOWN}
     known = (words for start, words in MEANINGS.items() if label.startswith(start))
-    return view.meanings.get(label) or next(known, "")
+    return readings.get(label) or next(known, "")
 
 
-def _sentence(view: EmbeddingView, text: EmbeddingText, layers: list[int]) -> dict[str, Any]:
-    """The data of a sentence view; heads outside `view` have no weights."""
-    shape = (len(layers), 1 + max(head.head for head in view.heads), *text.patterns.shape[1:])
+def _sentence(embedded: EmbeddedPoints, number: str, layers: list[int]) -> dict[str, Any]:
+    """The data of a text's sentence view; heads that were not embedded have no weights."""
+    stored = embedded.patterns[number]
+    shape = (len(layers), 1 + max(head for _, head in embedded.heads), *stored.shape[1:])
     pattern: Float32[np.ndarray, "layer head query key"] = np.zeros(shape, dtype=np.float32)
     rest = np.zeros(shape[:3], dtype=np.float32)
-    for block, head in enumerate(view.heads):
-        place = layers.index(head.layer), head.head
-        pattern[place] = text.patterns[block]
-        if text.rest is not None:
-            rest[place] = text.rest[block]
-    there = {(layers.index(head.layer), head.head) for head in view.heads}
-    missing = [block for block, place in enumerate(np.ndindex(shape[:2])) if place not in there]
-    whole = text.rest is None and not missing
-    made = sentence_view(pattern, text.labels, layers=layers, special=text.special, sums_to_one=whole)
+    places = [(layers.index(layer), head) for layer, head in embedded.heads]
+    for place, of_head in zip(places, stored.float(), strict=True):
+        pattern[place] = of_head
+        rest[place] = (1 - of_head.sum(dim=-1)).clamp_min(0)
+    missing = [block for block, place in enumerate(np.ndindex(shape[:2])) if place not in places]
+    made = sentence_view(
+        pattern,
+        embedded.text_labels[number],
+        layers=layers,
+        special=embedded.text_special[number].tolist(),
+        sums_to_one=not embedded.sink and not missing,
+    )
     data = {name: value for name, value in made.data.items() if name != "rest"}
-    if text.rest is not None:
+    if embedded.sink:
         data["rest"] = pack_values(rest)
-    return data | {"embedded": True, "missing": missing, "floor": _floor(text)}
+    return data | {"embedded": True, "missing": missing, "floor": _floor(stored, sink=embedded.sink)}
 
 
-def _floor(text: EmbeddingText) -> float:
+def _floor(pattern: Float[Tensor, "chosen query key"], *, sink: bool) -> float:
     """The smallest total attention of a row's remaining keys that determines their weights to within 1 %.
 
     Half a step of the smallest numbers is 2⁻²⁵ in float16 and 2⁻¹⁵⁰ in float32. The weight of no key is 1 minus a sum
     that was rounded to 2⁻¹² or 2⁻²⁵ of its size.
     """
-    smallest, relative = (2.0**-25, 2.0**-12) if text.patterns.dtype == np.float16 else (2.0**-150, 2.0**-25)
-    return float(100 * (text.patterns.shape[-1] * smallest + (0 if text.rest is None else relative)))
+    smallest, relative = (2.0**-25, 2.0**-12) if pattern.dtype == torch.float16 else (2.0**-150, 2.0**-25)
+    return 100 * (pattern.shape[-1] * smallest + (relative if sink else 0))
 
 
-def _images(images: EmbeddingImages) -> dict[str, Any]:
+def _images(images: PatchImages, labels: Sequence[str]) -> dict[str, Any]:
+    """The images; a patch is labelled by its row and column."""
+    places = [tuple(map(int, label.split(","))) if "," in label else (-1, -1) for label in labels]
     return {
-        "pictures": {str(number): picture for number, picture in images.pictures.items()},
+        "pictures": dict(images.pictures),
         "grid": list(images.grid),
-        "place": pack_keys(images.place[None], axes=1),
-        "colours": pack_keys(images.colours.astype(np.int64)[None], axes=1),
+        "place": pack_keys(np.array(places)[None], axes=1),
+        "colours": pack_keys(images.colours.long().numpy()[None], axes=1),
     }
 
 

@@ -1,10 +1,9 @@
 """The images of tokens that are patches, and the colour of each patch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch import Tensor
 from ...batch import Batch
 from ...model.inputs.encoders import images_of
 from ...model.run.hooked import HookedModel
-from .page_data import EmbeddingImages
 from .token_pairs import Tokens
 
 PICTURES: Final = 20
@@ -29,12 +27,6 @@ class PatchImages:
     """The first pictures by their number, as data URIs."""
     colours: Float[Tensor, "token 3"]
     """The mean red, green and blue of each patch, 0 to 255; 0 for tokens that are not patches."""
-
-    def view(self, labels: Sequence[str]) -> EmbeddingImages:
-        """Returns the images for the page; a patch is labelled by its row and column."""
-        places = [tuple(map(int, label.split(","))) if "," in label else (-1, -1) for label in labels]
-        pictures = {int(number): picture for number, picture in self.pictures.items()}
-        return EmbeddingImages(pictures, self.grid, np.array(places), self.colours.numpy())
 
 
 def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImages | None:

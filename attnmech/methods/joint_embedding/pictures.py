@@ -19,6 +19,9 @@ from .distances import weighted_correlation
 from .projections import CANNOT_PLACE, METRICS, Projection, Watch, check_enough, project, trustworthiness
 from .token_pairs import Pairs, drawn
 
+NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
+"""The projections' names on pages and axes."""
+
 _KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))
 """The kinds of points with the colours and symbols of the page (`embedding_view`)."""
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from ...basics.arguments import finite_number, flag, member, option, optional_flag, shown, whole_number
 from ...basics.public import public
 from ...batch import Batch
+from ...draw.figure_page import table_html
+from ...draw.section import Section
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
 from ...model.inputs.encoder import Ids, Inputs
@@ -27,6 +29,7 @@ from .embedded_head import EmbeddedHead, Plan
 from .embedded_points import EmbeddedPoints
 from .formulas import ScaleAndShift
 from .numbers import NUMBERS
+from .page import embedding_section, embedding_view
 from .patch_images import patch_images
 from .pictures import AFTER, Projecting, after_projection
 from .projections import CANNOT_PLACE, PROJECTIONS, Projection, require_installed
@@ -391,3 +394,13 @@ class JointEmbedding(EmbeddedPoints):
             sample, bos, truncate, progress=False, fixed=fixed,
         )  # fmt: skip
         return _embedded(model, inputs, plan, self.stack or None, self)
+
+    def _page_sections(self) -> Sequence[Section]:
+        return [embedding_section(self)]
+
+    def _repr_html_(self) -> str:
+        try:
+            shown = embedding_view(self)._repr_html_()
+        except InputError:  # the figures of one head, because the view is too large
+            return super()._repr_html_()
+        return f"{shown}<details><summary>The numbers</summary>{table_html(self.to_frame())}</details>"
