@@ -17,6 +17,7 @@ from models import hooked
 from scipy.stats import pearsonr, spearmanr
 from sklearn.manifold import TSNE, trustworthiness
 from torch import Tensor
+from unpacking import unpacked
 
 import attnmech as am
 from attnmech.demo.text import documents
@@ -259,12 +260,13 @@ def test_images_have_patches_as_tokens() -> None:
     streamed = am.joint_embedding(hooked("vit"), iter(pixels), dims=3)
     assert streamed.correlation.numpy() == pytest.approx(found.correlation.numpy(), abs=1e-3)
     # A patch has the mean colour of its pixels.
-    images, place = found._view().images, 7 + list(found.labels[7:14]).index("1,2")
+    images, place = found.images, 7 + list(found.labels[7:14]).index("1,2")
     assert images is not None and images.grid == (2, 3)
     grey = (pixels[1, 0] - pixels[1, 0].min()) / (pixels[1, 0].max() - pixels[1, 0].min()) * 255
-    assert images.place[place].tolist() == [1, 2] and images.place[0].tolist() == [-1, -1]
-    assert images.colours[place] == pytest.approx(np.full(3, float(grey[4:, 8:].mean())), rel=1e-4)
-    assert images.pictures[1].startswith("data:image/png;base64,")
+    cells = unpacked(found._page_sections()[0].figures["embedding"].data["images"]["place"], (21, 2))
+    assert cells[place].tolist() == [1, 2] and np.isnan(cells[0]).all()
+    assert images.colours[place].numpy() == pytest.approx(np.full(3, float(grey[4:, 8:].mean())), rel=1e-4)
+    assert images.pictures["1"].startswith("data:image/png;base64,")
 
 
 def test_of_a_large_corpus_whole_texts_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
