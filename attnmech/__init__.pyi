@@ -24,7 +24,6 @@ from .methods.examples.result import examples as examples  # look
 from .methods.faithfulness.result import faithfulness as faithfulness  # matter
 from .methods.flow.result import attention_flow as attention_flow  # look
 from .methods.focus.attention_focus import attention_focus as attention_focus  # look
-from .methods.focus.global_attention import global_attention as global_attention  # look
 from .methods.function_heads.result import function_heads as function_heads  # matter
 from .methods.groups.result import group_attention as group_attention  # look
 from .methods.head_types.head_types import head_types as head_types  # look

@@ -28,10 +28,10 @@ and compares.
 **{cells} cells: {works} work, {refused} are refused, by an error of attnmech that gives the reason (the notes below).**
 
 A call that is not listed works. In a model with several stacks, calls about one stack are tried on each.
-`by_wavelength` is for rotary models, and `global_attention` for windows with global tokens. The calls are {calls}.
+`by_wavelength` is for rotary models. The calls are {calls}.
 """
 
-OWN_SUBJECT: Final = ("by_wavelength", "global_attention")
+OWN_SUBJECT: Final = ("by_wavelength",)
 """Calls about a property that most families lack; the table does not list them."""
 
 BEYOND: Final = {
@@ -46,7 +46,7 @@ BEYOND: Final = {
     "disentangled attention": "the terms `content_to_position`, `position_to_content`",
     "encoder-decoders": "stacks `encoder`, `decoder`, `cross`; figures over two texts; `generate` step by step",
     "long texts": "windows by layer, global tokens with separate projections, hidden keys never computed; "
-    "`am.global_attention`",
+    "`global_mass` of `am.attention_focus`",
     "images": "patches by row and column, the picture under a row's attention",
     "sound": "frames by time, the spectrogram under a row's attention",
 }

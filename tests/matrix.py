@@ -448,7 +448,7 @@ CALLS: dict[str, Call] = {
     "variance_shares": lambda of: am.variance_shares(of.model, of.texts, **of.of_stack),
     "mean_qk": lambda of: am.mean_qk(of.model, of.texts, **of.of_stack),
     "mean_z": lambda of: am.mean_z(of.model, of.texts, **of.of_stack),
-    "attention_focus": lambda of: am.attention_focus(of.model, of.texts, **of.of_stack),
+    "attention_focus": lambda of: am.attention_focus(of.model, of.with_global_token, **of.of_stack),
     "residual_updates": lambda of: am.residual_updates(of.model, of.text, **of.of_stack),
     "residual_updates(answers)": _logits,
     "residual_drift": lambda of: am.residual_drift(of.model, of.text, k=5, **of.of_stack),
@@ -459,7 +459,6 @@ CALLS: dict[str, Call] = {
     "head_types": lambda of: am.head_types(of.model, None if of.reads_text else of.texts, **of.of_stack),
     "relations": _relations,
     "group_attention": _group_attention,
-    "global_attention": lambda of: am.global_attention(of.model, of.with_global_token, **of.of_stack),
     "segment_attention": lambda of: am.segment_attention(of.model, of.text, of.segments, **of.of_stack),
     "segment_effects": lambda of: am.segment_effects(of.model, of.text, of.segments),
     "redundancy": lambda of: am.redundancy(of.model, of.texts, **of.of_stack),
@@ -516,7 +515,7 @@ CALLS |= {
 OF_A_STACK: Final = {
     "run", "hooks", "intervene", "gradients", "decompose_scores", 'decompose_scores(centre="mean")', "by_wavelength",
     "variance_shares", "mean_qk", "mean_z", "attention_focus", "residual_updates", "residual_drift", "stream",
-    "head_types", "global_attention", "segment_attention", "redundancy", "odd_heads", "joint_embedding",
+    "head_types", "segment_attention", "redundancy", "odd_heads", "joint_embedding",
     "ablate_heads", 'ablate_heads(later="frozen")', "ablate_set", "sweep", "trajectory", "examples",
     'examples(by="value_weighted")', 'examples(by="update")', 'examples(by="next_token")', "ov_tokens",
 }  # fmt: skip

@@ -127,4 +127,4 @@ def test_every_result_with_figures_shows_them() -> None:
         each["id"].split("-")[0] for page in read.values() for each in page.select("div.output > div.attnmech[id]")
     }
     results = {name for name in am.results.__all__ if hasattr(getattr(am.results, name), "plot")}
-    assert results - drawn == {"GlobalAttention", "KVPatchEffects", "Table", "TextResult"}
+    assert results - drawn == {"KVPatchEffects", "Table", "TextResult"}

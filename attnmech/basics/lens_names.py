@@ -117,6 +117,7 @@ _TABLE = "`result.to_frame().{}(path)`"
 
 OTHERS: Final[Mapping[str, Mapping[str, str]]] = {
     "attnmech": {
+        "global_attention": "`.global_mass` of `am.attention_focus(model, texts).where(first_row=True)`",
         **dict.fromkeys(("ablate", "zero_ablate", "knockout"), _ABLATE),
         **dict.fromkeys(("mean_ablate", "mean_ablation"), _MEAN),
         **dict.fromkeys(("direct_logit_attribution", "logit_attribution", "logit_attrs", "dla"), _WRITERS),

@@ -30,14 +30,21 @@ class DefinedRows:
     """The number of keys that a row can see."""
     valid: Bool[Tensor, "statistic batch row"]
     """True on the rows that define a statistic; False at padding."""
+    global_count: Int[Tensor, "batch row"] | None = None
+    """The number of global tokens that a row can see; None in a model without them."""
+
+    @property
+    def statistics(self) -> Statistics[RowStatistic]:
+        """The statistics of these rows, in the order of the axis `statistic`."""
+        return STATISTICS if self.global_count is None else WITH_GLOBAL
 
     @classmethod
     def joined(cls, blocks: Sequence["DefinedRows"]) -> "DefinedRows":
         """The rows of neighbouring blocks together."""
         if len(blocks) == 1:
             return blocks[0]
-        count, valid = (torch.cat([getattr(block, name) for block in blocks], dim=-1) for name in ("count", "valid"))
-        return cls(blocks[0].first, count, valid)
+        names = ("count", "valid", *(() if blocks[0].global_count is None else ("global_count",)))
+        return cls(blocks[0].first, *(torch.cat([getattr(block, name) for block in blocks], dim=-1) for name in names))
 
 
 def defined_rows(
@@ -59,7 +66,9 @@ def defined_rows(
     distance.
     """
     sees = SeenRows.of(visible[:, 0], rows, real, first, places, last, aligned)
-    return DefinedRows(first, sees.count, torch.stack([statistic.defined(sees) for statistic in STATISTICS.values()]))
+    statistics = STATISTICS if sees.global_count is None else WITH_GLOBAL
+    valid = torch.stack([statistic.defined(sees) for statistic in statistics.values()])
+    return DefinedRows(first, sees.count, valid, sees.global_count)
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,12 @@ class SeenRows:
     """Whether the row has a choice, and sees keys before the last k."""
     apart: Bool[Tensor, "batch row"]
     """Whether the row has a choice, and keys have a distance to it."""
+    global_count: Int[Tensor, "batch row"] | None = None
+    """The number of global tokens that the row sees; None, as the next two, in a model without them."""
+    local: Bool[Tensor, "batch row"] | None = None
+    """Whether the row is that of a local token, and sees a global token and other keys."""
+    among_global: Bool[Tensor, "batch row"] | None = None
+    """Whether the row is that of a global token, and sees other keys."""
 
     @classmethod
     def of(
@@ -107,7 +122,16 @@ class SeenRows:
         named = named + (sees[..., 0] & (place > begins[:, None] + 1)).int()
         recent = sees[..., 1 : 1 + min(last, rows.stop)].sum(dim=-1)
         others, beyond, apart = (rows_of if aligned else none for rows_of in (count > named, count > recent, choice))
-        return cls(real, count, choice, itself, sees[..., 0], before, choice & others, choice & beyond, choice & apart)
+        of_global: tuple[Tensor, ...] = ()
+        if places.is_global is not None:
+            chosen, keys = places.is_global
+            global_count = (seen & keys[:, None]).sum(dim=-1)
+            mixed = real & (count > global_count)
+            of_global = global_count, mixed & ~chosen & (global_count > 0), mixed & chosen
+        return cls(
+            real, count, choice, itself, sees[..., 0], before, choice & others, choice & beyond, choice & apart,
+            *of_global,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,18 +143,32 @@ class Places:
     """
     missing: Bool[Tensor, "batch 1 row place"]
     """Whether the token is not among the keys."""
+    is_global: tuple[Bool[Tensor, "batch row"], Bool[Tensor, "batch key"]] | None = None
+    """Which rows and which keys are global tokens; None in a model without them."""
 
     @classmethod
     def of(
-        cls, rows: range, first: Int[Tensor, " batch"], last: int, keys: Int[Tensor, " key"] | None, count: int
+        cls,
+        rows: range,
+        first: Int[Tensor, " batch"],
+        last: int,
+        keys: Int[Tensor, " key"] | None,
+        count: int,
+        is_global: Bool[Tensor, "batch position"] | None = None,
     ) -> "Places":
-        """The places for a block of rows with `count` keys, at the positions `keys` or from 0 on."""
+        """The places for a block of rows with `count` keys, at the positions `keys` or from 0 on.
+
+        `is_global` is True at the global tokens, in a model that can have them.
+        """
         place = torch.arange(rows.start, rows.stop, device=first.device)
         back = torch.arange(max(2, min(last, rows.stop)), device=first.device)
         wanted = (place[:, None] - back).expand(len(first), -1, -1)
         begins = first[:, None, None].expand(-1, len(rows), 1)
         at, there = _find(torch.cat([begins, wanted], dim=-1), keys, count)
-        return cls(at, ~there[:, None])
+        if is_global is None:
+            return cls(at, ~there[:, None])
+        of_keys = is_global[:, :count] if keys is None else is_global[:, keys]
+        return cls(at, ~there[:, None], (is_global[:, rows.start : rows.stop], of_keys))
 
 
 @dataclass(frozen=True)
@@ -146,7 +184,8 @@ class RowMeasures:
     entropy: Float[Tensor, "*layers batch head row"]
     distance: Float[Tensor, "*layers batch head row"]
     masses: Float[Tensor, "mass *layers batch head row"]
-    """The masses on the first key of the text, on the row's own token, on the previous token, and on the last k keys.
+    """The masses on the first key of the text, on the row's own token, on the previous token, and on the last k keys;
+    in a model with global tokens, also those on global tokens and on all other keys.
     """
 
     @classmethod
@@ -188,7 +227,11 @@ def _masses(
     """`RowMeasures.masses`."""
     masses = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
     first, *others = masses.masked_fill_(places.missing, 0.0).unbind(dim=-1)
-    return torch.stack([first, *others[:2], torch.stack(others[:last]).sum(dim=0)])
+    measured = [first, *others[:2], torch.stack(others[:last]).sum(dim=0)]
+    if places.is_global is not None:
+        keys = places.is_global[1][:, None, None]
+        measured += [(pattern * chosen).sum(dim=-1) for chosen in (keys, ~keys)]
+    return torch.stack(measured)
 
 
 def statistics_by_class(
@@ -202,7 +245,9 @@ def statistics_by_class(
 def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor, "statistic *layers batch head row"]:
     """Every statistic of every row of some layers; 0 where it is undefined."""
     rows = FocusRows(measures, defined)
-    values = torch.stack([statistic.value(rows).to(measures.entropy.dtype) for statistic in STATISTICS.values()])
+    values = torch.stack(
+        [statistic.value(rows).to(measures.entropy.dtype) for statistic in defined.statistics.values()]
+    )
     of_layers = (None,) * (values.ndim - 4)
     return values.masked_fill_(~defined.valid[(slice(None), *of_layers, slice(None), None)], 0.0)
 
@@ -253,6 +298,14 @@ class FocusRows:
     def log_count(self) -> Float[Tensor, "batch 1 row"]:
         """ln of the number of keys that a row sees, or ln 2 if it sees fewer than two."""
         return self.defined.count.clamp_min(2).to(self.measures.entropy.dtype).log()[:, None]
+
+    @property
+    def global_share(self) -> Float[Tensor, "*layers batch head row"]:
+        """The share of global tokens among the keys that a row sees."""
+        entropy, global_count = self.measures.entropy, self.defined.global_count
+        assert global_count is not None
+        share = global_count.to(entropy.dtype) / self.defined.count.clamp_min(1)
+        return share[:, None].expand_as(entropy)
 
 
 class FocusStatistics:
@@ -357,8 +410,38 @@ class FocusStatistics:
     )
 
 
+class GlobalFocusStatistics(FocusStatistics):
+    """The same, and masses on global tokens (Longformer, Beltagy et al. 2020)."""
+
+    global_mass = RowStatistic(
+        meaning="Mean attention of local tokens to the global ones.",
+        label="attention of local tokens to global ones",
+        defined=lambda seen: seen.local,
+        value=lambda rows: rows.measures.masses[4],
+    )
+    window_mass = RowStatistic(
+        meaning="Mean attention of local tokens to the other keys of their windows.",
+        label="attention in the window",
+        defined=lambda seen: seen.local,
+        value=lambda rows: rows.measures.masses[5],
+    )
+    uniform_global_mass = RowStatistic(
+        meaning="`global_mass` if every row attended uniformly to the keys that it sees.",
+        defined=lambda seen: seen.local,
+        value=lambda rows: rows.global_share,
+    )
+    among_global = RowStatistic(
+        meaning="Mean attention of global tokens to global tokens.",
+        defined=lambda seen: seen.among_global,
+        value=lambda rows: rows.measures.masses[4],
+    )
+
+
 STATISTICS: Final = Statistics(FocusStatistics, RowStatistic)
 """The statistics of every row, in the order of the axis `statistic`."""
+
+WITH_GLOBAL: Final = Statistics(GlobalFocusStatistics, RowStatistic)
+"""The same in a model with global tokens; those on them come last."""
 
 
 def collapse_class(bos_mass: float, entropy: float) -> str:

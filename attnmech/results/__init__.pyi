@@ -14,7 +14,6 @@ from ..methods.examples.result import HeadExamples as HeadExamples
 from ..methods.faithfulness.result import Faithfulness as Faithfulness
 from ..methods.flow.result import AttentionFlow as AttentionFlow
 from ..methods.focus.attention_focus import AttentionFocus as AttentionFocus
-from ..methods.focus.global_attention import GlobalAttention as GlobalAttention
 from ..methods.function_heads.result import FunctionHeads as FunctionHeads
 from ..methods.groups.result import GroupAttention as GroupAttention
 from ..methods.head_types.head_types import HeadTypes as HeadTypes

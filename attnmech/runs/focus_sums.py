@@ -11,9 +11,18 @@ from torch import Tensor
 from ..basics.arguments import whole_number
 from ..batch import Batch
 from ..maths.float64 import as_float64, float64_device, put
-from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
+from ..maths.focus import (
+    STATISTICS,
+    WITH_GLOBAL,
+    DefinedRows,
+    Places,
+    RowMeasures,
+    defined_rows,
+    statistics_by_class,
+)
 from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
+from ..model.attention.local_global import global_tokens
 from ..model.attention.observed import RowBlock
 from .reducer import HeldLayers, Reducer, Run, State
 from .row_means import RowMeans, closed, sum_of_states
@@ -42,12 +51,13 @@ class FocusSums(Reducer):
         layers, heads = run.n_layers, run.n_heads
         texts, rows = queries.ids.shape
         width = keys.ids.shape[1]
-        classes = row_classes(queries)
+        classes, has_global = row_classes(queries), bool(run.stack.architecture.windows)
+        count = len(WITH_GLOBAL if has_global else STATISTICS)
         state = {
             "classes": classes,
             "types": token_types(keys),
-            "sums": torch.zeros(len(STATISTICS), len(ROW_CLASSES), layers, heads, texts, dtype=torch.float64),
-            "counts": torch.zeros(len(STATISTICS), len(ROW_CLASSES), layers, 1, texts, dtype=torch.float64),
+            "sums": torch.zeros(count, len(ROW_CLASSES), layers, heads, texts, dtype=torch.float64),
+            "counts": torch.zeros(count, len(ROW_CLASSES), layers, 1, texts, dtype=torch.float64),
             "rows": as_float64(classes.sum(dim=-1).T),
             "uniform": torch.zeros(layers, texts, len(ROW_CLASSES), width, dtype=torch.float64),
             "seen": torch.zeros(layers, texts, len(ROW_CLASSES), width, dtype=torch.float64),
@@ -55,16 +65,18 @@ class FocusSums(Reducer):
         }
         if not run.corpus:
             precision = torch.promote_types(run.model.dtype, torch.float32)
-            state["values"] = torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=precision)
-            state["valid"] = torch.zeros(len(STATISTICS), layers, 1, texts, rows, dtype=torch.bool)
+            state["values"] = torch.zeros(count, layers, heads, texts, rows, dtype=precision)
+            state["valid"] = torch.zeros(count, layers, 1, texts, rows, dtype=torch.bool)
             state["top_key"] = torch.full((layers, heads, texts, rows), -1, dtype=torch.int32)
+        if has_global:
+            state["global"] = global_tokens(run.batch)
         # Added to in float64, where that is computed.
         received = torch.zeros(layers, texts, heads, len(ROW_CLASSES), width, device=float64_device(run.model.device))
         return {name: put(value, run.model.device) for name, value in state.items()} | {"received": received}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Reads a block's rows; the statistics of all rows and what keys receive are added layer by layer."""
-        key, of_mask = (id(state["classes"]), block.index), self._of_mask(block, state["classes"])
+        key, of_mask = (id(state["classes"]), block.index), self._of_mask(block, state)
         tokens = None if block.stack == "cross" else block.mask.queries
         if key not in run.between:
             run.between[key] = [], Received.nothing(state["classes"], block.q.shape[1], block.k.shape[2], tokens or 0)
@@ -78,14 +90,15 @@ class FocusSums(Reducer):
             self._hold(state, block, run, *zip(*so_far, strict=True))
             self._add_received(state, block, received)
 
-    def _of_mask(self, block: RowBlock, classes: Tensor) -> "_OfMask":
+    def _of_mask(self, block: RowBlock, state: State) -> "_OfMask":
         """The tensors that follow from the mask of a block's rows."""
+        classes = state["classes"]
 
         def make() -> _OfMask:
             first, rows, keys = block.batch.keys(block.stack).begins, block.rows, block.keys
             count = block.attention.pattern.shape[-1]
             at = torch.arange(count, device=classes.device) if keys is None else keys
-            places = Places.of(rows, first, self.last, keys, count)
+            places = Places.of(rows, first, self.last, keys, count, state.get("global"))
             visible = block.mask.visible_at(rows, keys)[..., :count]
             defined = defined_rows(visible, rows, block.real, first, places, self.last, block.stack != "cross")
             uniform, seen = uniform_attention(visible, classes[:, :, rows.start : rows.stop])
@@ -112,7 +125,7 @@ class FocusSums(Reducer):
             return _OfRows(defined, counts_by_text(defined.valid[:, None], classes), *_summed(masks, width))
 
         of_rows, joined = block.mask.once(("focus", self.last), of_masks), RowMeasures.joined(measures)
-        size, device = len(STATISTICS) * joined.entropy.nbytes, joined.entropy.device
+        size, device = len(state["sums"]) * joined.entropy.nbytes, joined.entropy.device
         if layers := self._held(state, run).add(of_rows, block.index, joined, size, device):
             self._add_rows(state, of_rows, layers)
 

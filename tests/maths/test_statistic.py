@@ -13,7 +13,7 @@ from attnmech.runs.update_sums import BLOCK_STATISTICS
 @pytest.mark.parametrize(
     ("kind", "statistics"),
     [
-        (am.results.AttentionFocus, focus.STATISTICS),
+        (am.results.AttentionFocus, focus.WITH_GLOBAL),
         (am.results.ResidualUpdates, update_statistics.STATISTICS),
         (BlockUpdates, BLOCK_STATISTICS),
         (am.results.ResidualDrift, drift_sums.STATISTICS),

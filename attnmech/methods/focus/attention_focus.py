@@ -23,7 +23,9 @@ from ...draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
-from ...maths.focus import FocusStatistics, collapse_class
+from ...maths.focus import STATISTICS, WITH_GLOBAL, GlobalFocusStatistics, collapse_class
+from ...maths.intervals import TextMeans
+from ...maths.statistic import RowStatistic, Statistics
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
 from ...runs.focus_sums import BY_ROW, FocusSums
@@ -60,11 +62,19 @@ def attention_focus(
     rows that define it. The categories overlap (the previous token of row 1 is the first), and row 0, which has no
     choice in a causal model, is left out; `AttentionFocus.where` selects other rows.
 
+    In a model with global tokens (Longformer, LED's encoder), `global_mass` is the row's Σ_j p_ij over global tokens j,
+    `window_mass` that over all other keys; they add up to 1. `uniform_global_mass` is the mass on global tokens if i
+    attended uniformly to the keys that it sees. These are means over rows of local tokens; `among_global` is Σ_j p_ij
+    over global tokens on the rows of global tokens. The first row, often that of the global token, is left out here
+    too: `.where(first_row=True)` counts it. In other models the four are NaN, and the table has no columns for them.
+
     This takes one forward pass, and never builds a [query key] array of the whole text.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus); only sums are stored.
+        inputs: texts, or an iterator of texts (a corpus); only sums are stored. Token ids may come with a
+            `global_attention_mask` (1 at global tokens, 0 elsewhere). For strings, the global tokens are those of
+            transformers in a model of this class: the first token for sequence classification, otherwise none.
         last: the number of keys whose mass `last_mass` adds up: the token itself and the tokens just before it.
         layers: all by default.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
@@ -93,7 +103,7 @@ class FocusReducer(FocusSums):
 
 
 @dataclass(frozen=True, repr=False)
-class AttentionFocus(FocusStatistics, RowMeans):
+class AttentionFocus(GlobalFocusStatistics, RowMeans):
     """Where a model's heads attend: statistics of attention, averaged over the rows of the texts.
 
     Shares and masses are from 0 to 1, entropy is in nats, distance in tokens. NaN where no row defines a statistic.
@@ -122,6 +132,26 @@ class AttentionFocus(FocusStatistics, RowMeans):
 
     last: int
     """The number of keys that `last_mass` counts."""
+
+    @property
+    def _measured_statistics(self) -> Statistics[RowStatistic]:
+        """The statistics measured: masses on global tokens only in a model that has them."""
+        sums = [result.state["sums"] for result in self._measured()]
+        return WITH_GLOBAL if any(len(of_result) == len(WITH_GLOBAL) for of_result in sums) else STATISTICS
+
+    @property
+    def _axis_lengths(self) -> Mapping[str, int]:
+        return {**super()._axis_lengths, "statistic": len(self._measured_statistics)}
+
+    @property
+    def _columns_of(self) -> Sequence[str]:
+        return tuple(self._measured_statistics)
+
+    def _by_text(self, name: str) -> TextMeans:
+        if self.parts is None and name not in self._measured_statistics:
+            none = torch.zeros_like(self.state["sums"][0, 0])
+            return TextMeans.of_ratio(none, none)
+        return super()._by_text(name)
 
     @classmethod
     def reducer(cls, *, last: int = 8) -> FocusReducer:
@@ -223,7 +253,23 @@ class AttentionFocus(FocusStatistics, RowMeans):
     def _sections(self, layers: Sequence[int] = ()) -> "Sequence[Section]":
         if self.parts is not None:
             return self._difference_sections(self.FIGURES)
-        return focus_sections(focus_numbers(self), "focus", layers)
+        sections = focus_sections(focus_numbers(self), "focus", layers)
+        return sections if self.global_mass.isnan().all() else [*sections, self._global_section()]
+
+    def _global_section(self) -> Section:
+        layer, head = divmod(int(self.global_mass.nan_to_num(-1).argmax()), self.global_mass.shape[1])
+        share, chance, most = (
+            percent(float(value), 0)
+            for value in (self.global_mass.nanmean(), self.uniform_global_mass.nanmean(), self.global_mass[layer, head])
+        )
+        return Section(
+            "Attention to global tokens",
+            "Each cell is one head: a mean over the rows of local tokens. The two maps sum to 1.",
+            {name.replace("_", "-"): self.plot(name) for name in ("global_mass", "window_mass")},
+            'focus.plot("global_mass")',
+            finding=f"Local tokens give {share} of their attention to global tokens, averaged over heads; uniform "
+            f"attention would give {chance}. L{layer}H{head} gives the most ({most}).",
+        )
 
     def _page_sections(self) -> "Sequence[Section]":
         return self._sections(self.layers)

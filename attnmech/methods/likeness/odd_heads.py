@@ -109,8 +109,9 @@ class OddHeadSums(Reducer):
         focus, updates = (part.close(_of(state, name), whole) for name, part in _PARTS.items())
         far = {f"far_{name}": value.cpu() for name, value in _of(state, "far").items()}
         return by_group(far, run.batch.digests, tuple(far)) | {
-            "focus_sums": focus["sums"],
-            "focus_counts": focus["counts"],
+            # Without masses on global tokens, which come last.
+            "focus_sums": focus["sums"][: len(OF_FOCUS)],
+            "focus_counts": focus["counts"][: len(OF_FOCUS)],
             "update_sums": updates["sums"],
             "update_counts": updates["counts"],
         }

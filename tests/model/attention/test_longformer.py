@@ -1,6 +1,7 @@
 """Longformer: windows that differ by layer, and global tokens with separate projections, against transformers."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import models
@@ -212,7 +213,7 @@ def test_keys_that_are_left_out_change_nothing(name: str, monkeypatch: pytest.Mo
 
 def test_local_and_global_mass() -> None:
     """Masses against sums over transformers' bands: the first columns are global keys, the others the window."""
-    mass = am.global_attention(models.hooked("longformer", F64), inputs())
+    mass = am.attention_focus(models.hooked("longformer", F64), inputs()).where(first_row=True)
     for layer in range(3):
         band = plain_output(F64, True).attentions[layer]
         local = real() & ~is_global() & is_global().any(dim=1, keepdim=True)
@@ -229,17 +230,36 @@ def test_local_and_global_mass() -> None:
             0
         )
         torch.testing.assert_close(mass.among_global[layer].double(), expected, atol=1e-9, rtol=1e-9)
-    assert "global tokens" in mass.lead and "window" in repr(mass)
+    assert "attention to global tokens, averaged over heads" in mass._sections()[-1].finding
 
 
-def test_mass_of_a_corpus_is_that_of_its_texts() -> None:
+MASSES = ("global_mass", "window_mass", "uniform_global_mass", "among_global")
+
+
+def test_mass_of_a_corpus_is_that_of_its_texts(tmp_path: Path) -> None:
+    """One by one, in shards and from a file; without global tokens, there is nothing to measure."""
     model = models.hooked("longformer", F64)
-    whole = am.global_attention(model, inputs())
+    whole = am.attention_focus(model, inputs())
     texts = [{name: value[row : row + 1, real()[row]] for name, value in inputs().items()} for row in range(3)]
-    parts = [am.global_attention(model, text) for text in texts]
-    rows = [int((part.state["counts"][0]).sum()) for part in parts]
-    assert sum(rows) == int(whole.state["counts"][0].sum()) and rows[2] == 0
-    assert parts[2].global_mass.isnan().all() and "No local token" in parts[2].lead
+    one, two = (
+        am.attention_focus(model, iter(texts), shard=(part, 2), journal=tmp_path / "journal") for part in range(2)
+    )
+    corpus = am.load_result(one.merged(two).save(tmp_path / "corpus.safetensors"))
+    change = whole - am.attention_focus(models.hooked("longformer"), inputs())
+    for name in MASSES:
+        torch.testing.assert_close(corpus[name].mean, whole[name].mean, atol=1e-12, rtol=1e-12)
+        assert 0 < float(change[name].mean.abs().max()) < 1e-6 or name == "uniform_global_mass"
+        assert f"{name}_low" in corpus.to_frame()
+    assert am.attention_focus(model, texts[2]).global_mass.isnan().all()
+
+
+@pytest.mark.parametrize(("name", "stack"), [("bert", None), ("led", "decoder"), ("led", "cross")])
+def test_other_models_have_no_global_mass(name: str, stack: str | None) -> None:
+    focus = am.attention_focus(models.hooked(name), models.inputs_of(name), stack=stack)
+    assert all(focus[mass].mean.isnan().all() and mass not in focus.to_frame() for mass in MASSES)
+    assert len(focus.state["sums"]) == len(focus.STATISTICS) - len(MASSES)
+    with pytest.raises(InputError, match='"among_global" is not defined on any row'):
+        focus.plot("among_global")
 
 
 def test_global_tokens_by_default() -> None:
