@@ -232,6 +232,9 @@ class PagedResult(WritesHtml, Result):
     STATISTICS: ClassVar[Statistics[Statistic]]
     """The statistics that the class declares, in the order of the axis `statistic`."""
 
+    _TITLE: ClassVar[str]
+    """The heading of the page, with `{model}` for the model's name, in a class that does not define `_title`."""
+
     _is_about_heads: ClassVar[bool] = True
     """Whether `by_head` has rows of heads, not of pairs or steps."""
 
@@ -245,9 +248,9 @@ class PagedResult(WritesHtml, Result):
         """The one sentence that the numbers support."""
 
     @property
-    @abstractmethod
     def _title(self) -> str:
         """The heading of the page."""
+        return self._TITLE.format(model=self.provenance.short_name)
 
     @abstractmethod
     def _sections(self) -> "Sequence[Section]":

@@ -136,6 +136,7 @@ class ResidualDrift(DriftByToken):
     the first of a text and special tokens.
     """
 
+    _TITLE = "Drift from the embedding in {model}"
     _SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
     FIGURES = ("cosine", "rank", "churn", NEAREST)
 
@@ -335,10 +336,6 @@ class ResidualDrift(DriftByToken):
             "Residual streams of one layer point in similar directions, so compare each cosine with the grey "
             f"lines.{words}"
         )
-
-    @property
-    def _title(self) -> str:
-        return f"Drift from the embedding in {self.provenance.short_name}"
 
     @property
     def lead(self) -> str:

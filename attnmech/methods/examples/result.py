@@ -167,6 +167,7 @@ def _texts(model: HookedModel, ids: Int[Tensor, " place"], stack: str) -> dict[i
 class HeadExamples(Summed):
     """Example rows of every head: the strongest, some at random, and some of each fifth of its rows."""
 
+    _TITLE = "Example rows of heads in {model}"
     _SUBTRACT = "read the examples of both"
 
     _STATE: ClassVar[Mapping[str, Any]] = {
@@ -447,10 +448,6 @@ class HeadExamples(Summed):
     @property
     def _crosses(self) -> bool:
         return self.provenance.options.get("stack") == "cross"
-
-    @property
-    def _title(self) -> str:
-        return f"Example rows of heads in {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         return [Section("The rows of each head", READING, {"examples": view_of(self)}, "rows.examples_of(layer, head)")]

@@ -215,6 +215,7 @@ class GroupAttention(AgainstBaseline):
     groups.
     """
 
+    _TITLE = "Attention between groups of words in {model}"
     _SUBTRACT = 'subtract what you compare: one["a → b"].mean - other["a → b"].mean'
     _MEASURE = "attention"
 
@@ -368,10 +369,6 @@ class GroupAttention(AgainstBaseline):
             f"words ({best['attention']:.3f} against {best['baseline']:.3f}; this holds for "
             f"{best['holds_for']}){span}"
         )
-
-    @property
-    def _title(self) -> str:
-        return f"Attention between groups of words in {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         return [

@@ -263,6 +263,7 @@ class HeadTypes(TypeScores):
     Scores are shares from 0 to 1, by type and then `[layer head]`; NaN if no row has a target of that type.
     """
 
+    _TITLE = "Types of heads in {model}"
     _SUBTRACT = 'subtract what you compare: one.scores["induction"] - other.scores["induction"]'
 
     generated: bool
@@ -340,10 +341,6 @@ class HeadTypes(TypeScores):
         masses = {name: score[list(self.layers)].numpy() for name, score in self.scores.items()}
         types = [[(*self.types_of(layer, head), "")[0] for head in range(self._heads)] for layer in self.layers]
         return types_map(types, masses, self.layers, effects)
-
-    @property
-    def _title(self) -> str:
-        return f"Types of heads in {self.provenance.short_name}"
 
     @property
     def _texts(self) -> str:

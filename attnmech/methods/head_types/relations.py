@@ -226,6 +226,7 @@ def _best_offsets(
 class Relations(AgainstBaseline):
     """How often each head attends most to the labelled key, for each relation."""
 
+    _TITLE = "Relations found by the heads of {model}"
     _SUBTRACT = 'subtract what you compare: one.accuracy("bracket") - other.accuracy("bracket")'
     _MEASURE = "accuracy"
 
@@ -335,10 +336,6 @@ class Relations(AgainstBaseline):
         if heads:
             finding = f". Heads that find the labelled key: {', '.join(heads)}."
         return f"{data}{finding if heads or bool(enough.any()) else '.'}{short}"
-
-    @property
-    def _title(self) -> str:
-        return f"Relations found by the heads of {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         return [

@@ -72,6 +72,7 @@ class Anomaly(NamedTuple):
 class EmbeddedPoints(HeadNumbers, PagedResult):
     """Queries and keys of heads as points in one space, with their measurements."""
 
+    _TITLE = "Joint embedding of the queries and keys of {model}"
     _SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
     FIGURES = ("points", "criterion")
 
@@ -316,10 +317,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
     def _unit(self) -> str:
         """The word for the source of tokens."""
         return "text" if self.images is None else "image"
-
-    @property
-    def _title(self) -> str:
-        return f"Joint embedding of the queries and keys of {self.provenance.short_name}"
 
     @property
     def lead(self) -> str:

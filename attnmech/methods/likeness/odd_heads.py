@@ -223,6 +223,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
     NaN where nothing was measured.
     """
 
+    _TITLE = "Odd heads of {model}"
     _SUBTRACT = "subtract what you compare: one.far_mass - other.far_mass"
 
     _STATE: ClassVar[Mapping[str, Any]] = {
@@ -407,10 +408,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
             f"of its attention to keys {self.beyond} or more tokens away, excluding the first token; uniform "
             f"attention would give them {percent(float(self._uniform(1)[layer]), 0)}."
         )
-
-    @property
-    def _title(self) -> str:
-        return f"Odd heads of {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

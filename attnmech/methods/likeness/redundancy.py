@@ -221,6 +221,7 @@ class Redundancy(SummedTable):
     Heads of the same layer are compared on every row that counts, heads of different layers on sampled rows.
     """
 
+    _TITLE = "Redundant heads of {model}"
     _SUBTRACT = "subtract what you compare: one.divergence - other.divergence"
     _MAIN = "within"
     FIGURES = ("map", "within")
@@ -364,10 +365,6 @@ class Redundancy(SummedTable):
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         within = {"layer": self._fewest} if "within" in (*figure, options.get("figure")) else {}
         return {**within, **super()._figure_place(*figure, **options)}
-
-    @property
-    def _title(self) -> str:
-        return f"Redundant heads of {self.provenance.short_name}"
 
     @property
     def lead(self) -> str:

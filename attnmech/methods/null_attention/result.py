@@ -235,6 +235,7 @@ class NullAttention(NullStatistics, TextResult):
     for heads that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
     """
 
+    _TITLE = "Null attention of {model}"
     _MAIN = "zero_value"
 
     sink: str
@@ -403,10 +404,6 @@ class NullAttention(NullStatistics, TextResult):
         verdicts = [self.verdict[layer] for layer in rows]
         verdict = verdict_map(verdicts, numbers, layers=self.layers, null_share=self.null_share[rows].tolist())
         return framed(verdict, self.layers, layer, head)
-
-    @property
-    def _title(self) -> str:
-        return f"Null attention of {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         heading = "Verdicts" if self.parts is None else "Effects of zeroing the sink's value"

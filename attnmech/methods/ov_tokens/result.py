@@ -208,6 +208,7 @@ class OVTokens(TokenStatistics, OfLayers):
     Logits are above their mean over the vocabulary, and are what a head would add if it attended to one token only.
     """
 
+    _TITLE = "What heads of {model} write for the tokens that they read"
     _SUBTRACT = "subtract their statistics: one.copied - other.copied"
     FIGURES = tuple(STATISTICS)
 
@@ -384,10 +385,6 @@ class OVTokens(TokenStatistics, OfLayers):
         shares = self._by_head(statistic)
         row, head = divmod(int(shares.argmax()), shares.shape[1])
         return f"L{self.layers[row]}H{head}", percent(float(shares[row, head]), 0)
-
-    @property
-    def _title(self) -> str:
-        return f"What heads of {self.provenance.short_name} write for the tokens that they read"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -185,6 +185,7 @@ def _kept(split: Directions, kept: Int[Tensor, "head kept"]) -> Float[Tensor, "s
 class QKDirections(OfLayers):
     """The singular directions of W_Q W_Kᵀ of each head, numbered from the largest singular value down."""
 
+    _TITLE = "Query-key directions of the heads of {model}"
     _SUBTRACT = "the directions of two models differ; compare their shares of query_key: am.variance_shares"
 
     layers: tuple[int, ...]
@@ -305,10 +306,6 @@ class QKDirections(OfLayers):
             f"L{int(top.layer)}H{int(top['head'])} along a row; by embeddings alone, it reads "
             f"{read['query']} at queries and {read['key']} at keys."
         )
-
-    @property
-    def _title(self) -> str:
-        return f"Query-key directions of the heads of {self.provenance.short_name}"
 
     @property
     def _table(self) -> pd.DataFrame:

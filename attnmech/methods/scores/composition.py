@@ -160,6 +160,7 @@ class Composition(PagedResult):
     positions).
     """
 
+    _TITLE = "Composition of the heads of {model}"
     _SUBTRACT = "subtract the scores: one.v - other.v"
     FIGURES = KINDS
 
@@ -210,10 +211,6 @@ class Composition(PagedResult):
             f"L{top['later_layer']}H{top['later_head']} reads L{top['layer']}H{top['head']} most strongly "
             f"({top['kind'].upper()}-composition {top['score']:.2f}; {self.baseline:.2f} for unrelated directions)."
         )
-
-    @property
-    def _title(self) -> str:
-        return f"Composition of the heads of {self.provenance.short_name}"
 
     def _sections(self) -> list[Section]:
         reading = (

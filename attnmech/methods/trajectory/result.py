@@ -140,6 +140,7 @@ def _numbers(frame: pd.DataFrame, name: str, earlier: Sequence[pd.DataFrame]) ->
 class Trajectory(PagedResult):
     """A result's numbers at every checkpoint."""
 
+    _TITLE = "Trajectory over checkpoints: {model}"
     _SUBTRACT = "subtract the results of two checkpoints"
 
     steps: tuple[str, ...]
@@ -211,10 +212,6 @@ class Trajectory(PagedResult):
             name for name in self.columns if not name.endswith(ends) or name.rpartition("_")[0] not in self.columns
         )
         return list(known)
-
-    @property
-    def _title(self) -> str:
-        return f"Trajectory over checkpoints: {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         return [
