@@ -17,7 +17,7 @@ from ..basics.public import public
 from ..errors import InputError
 from . import scripts
 from .embed import View
-from .head_maps import SIGNED_COLOURS
+from .head_maps import SIGNED_COLOURS, reach_of
 from .patterns import Array, as_array
 from .text import isolated, quoted, shorten, visible_token
 
@@ -284,8 +284,7 @@ def _cells(values: Float[np.ndarray, "head query key"], hidden: Bool[np.ndarray,
 
 def _reach(values: Float[np.ndarray, "..."]) -> dict[str, float]:
     """A scale from minus to plus the largest absolute value, so that no colour saturates."""
-    finite = np.abs(values[np.isfinite(values)])
-    reach = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+    reach = reach_of(values)
     return {"maxValue": reach, "minValue": -reach}
 
 

@@ -1,11 +1,12 @@
-"""Maps of layers × heads, coloured by any number: effects, shares, scores."""
+"""Maps of layers × heads, or of other rows and columns, coloured by any number: effects, shares, scores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
 from numpy.typing import NDArray
 
 from ..basics.arguments import listed, string
@@ -21,6 +22,58 @@ SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
 """Brown below zero, blue above, light grey at zero; the colours differ in lightness, and colour-blind readers can tell
 them apart.
 """
+
+
+def reach_of(values: Float[np.ndarray, "..."]) -> float:
+    """The largest absolute value, at which a scale of colours ends; 1 if there is none above 0.
+
+    >>> reach_of(np.array([0.5, -2.0, np.nan])), reach_of(np.zeros(2))
+    (2.0, 1.0)
+    """
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
+
+
+def cell_map(
+    values: Float[np.ndarray, "row column"],
+    hover: Callable[[int, int], str],
+    label: str,
+    *,
+    ends: tuple[float, float] | None = None,
+    signed: bool = False,
+    gap: int = 1,
+    x: Sequence[str] | None = None,
+    y: Sequence[str] | None = None,
+) -> go.Figure:
+    """Draws the cells, the first row on top; cells that are NaN stay empty.
+
+    Args:
+        values: the numbers.
+        hover: the hover box of a cell, by its row and column.
+        label: the title of the scale of colours.
+        ends: the numbers at the first and the last colour; by default 0, or if `signed` the negative, and the largest
+            absolute value.
+        signed: whether the numbers can be below 0.
+        gap: the width of the lines between cells.
+        x: the names of the columns; by default their numbers.
+        y: the names of the rows.
+
+    """
+    rows, columns = map(range, values.shape)
+    reach = reach_of(values)
+    low, high = (-reach if signed else 0.0, reach) if ends is None else ends
+    figure = Figure()
+    figure.add_heatmap(
+        z=values, x=list(x or columns), y=list(y or rows), zmin=low, zmax=high,
+        colorscale=SIGNED_COLOURS if signed else SCORE_COLOURS,
+        colorbar={"title": {"text": label, "side": "right"}, "thickness": 12},
+        text=[[hover(row, column) for column in columns] for row in rows],
+        hovertemplate="%{text}<extra></extra>", hoverongaps=False, xgap=gap, ygap=gap,
+    )  # fmt: skip
+    figure.update_layout(template=FIGURE_STYLE)
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure
+
 
 PALE: Final = 0.3
 """The opacity of effects that are not clear."""
@@ -159,9 +212,8 @@ def _cross_out(figure: go.Figure, effect: NDArray[np.float64], rows: Sequence[An
 
 def _colours(effect: NDArray[np.float64], signed: bool | None) -> dict[str, Any]:
     """The scale of colours and its ends."""
-    known = effect[np.isfinite(effect)]
-    reach = float(np.abs(known).max()) if known.size and np.abs(known).max() > 0 else 1.0
-    below = bool((known < 0).any()) if signed is None else signed
+    reach = reach_of(effect)
+    below = bool((effect[np.isfinite(effect)] < 0).any()) if signed is None else signed
     return {"cmin": -reach if below else 0.0, "cmax": reach, "colorscale": SIGNED_COLOURS if below else SCORE_COLOURS}
 
 

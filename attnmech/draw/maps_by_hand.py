@@ -21,10 +21,9 @@ from ..basics.public import public
 from ..errors import InputError
 from .all_heads import model_view
 from .embed import View
-from .figure import Figure
 from .graph import token_graph
+from .head_maps import cell_map
 from .patterns import Array, as_array, checked_pattern
-from .style import FIGURE_STYLE, SCORE_COLOURS
 from .text import isolated, plotly_text, visible_token
 
 _TICKS: Final = 40
@@ -59,25 +58,16 @@ def heatmap(
     queries, of_keys = _labels(array, labels, keys, axes="query key")
     checked_pattern(array, queries, of_keys, axes="query key", sums_to_one=sums_to_one)
     rows, columns = _numbered(queries), _numbered(queries if of_keys is None else of_keys)
-    hover = [
-        [f"{query} → {key}<br>{value:.3g}" for key, value in zip(columns, row, strict=True)]
-        for query, row in zip(rows, array.tolist(), strict=True)
-    ]
-    figure = Figure()
-    figure.add_heatmap(
-        z=array,
-        x=list(range(len(columns))),
-        y=list(range(len(rows))),
-        zmin=0.0,
-        zmax=1.0,
-        colorscale=SCORE_COLOURS,
-        colorbar={"title": {"text": "attention", "side": "right"}, "thickness": 12},
-        text=hover,
-        hovertemplate="%{text}<extra></extra>",
+    figure = cell_map(
+        array,
+        lambda row, column: f"{rows[row]} → {columns[column]}<br>{array[row, column]:.3g}",
+        "attention",
+        ends=(0.0, 1.0),
+        gap=0,
     )
-    figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * len(rows), 700)))
-    figure.update_xaxes(title="key", showgrid=False, tickangle=-45 if keys or labels else 0, **_ticks(columns))
-    figure.update_yaxes(title={"text": "query", "standoff": 12}, autorange="reversed", showgrid=False, **_ticks(rows))
+    figure.update_layout(height=max(280, 130 + min(24 * len(rows), 700)))
+    figure.update_xaxes(title="key", tickangle=-45 if keys or labels else 0, **_ticks(columns))
+    figure.update_yaxes(title={"text": "query", "standoff": 12}, **_ticks(rows))
     return figure
 
 

@@ -7,9 +7,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 
-from .figure import Figure
-from .head_maps import SIGNED_COLOURS
-from .style import FIGURE_STYLE, SCORE_COLOURS
+from .head_maps import cell_map
 from .text import isolated, plotly_text, signed, visible_token
 
 _LABEL: Final = 18
@@ -51,34 +49,15 @@ def segment_map(
     '1 b → 0 a<br>0.4'
     """
     count = len(labels)
-    known = np.abs(values[np.isfinite(values)])
-    reach = float(known.max()) if known.size and known.max() > 0 else 1.0
-    hover = [
-        [
-            f"{query} → {key}<br>{signed(value, '.3g') if signs else f'{value:.3g}'}"
-            for key, value in zip(labels, row, strict=True)
-        ]
-        for query, row in zip(labels, values.tolist(), strict=True)
-    ]
-    figure = Figure()
-    figure.add_heatmap(
-        z=values,
-        x=list(range(count)),
-        y=list(range(count)),
-        zmin=-reach if signs else 0.0,
-        zmax=reach,
-        colorscale=SIGNED_COLOURS if signs else SCORE_COLOURS,
-        colorbar={"title": {"text": label, "side": "right"}, "thickness": 12},
-        text=hover,
-        hovertemplate="%{text}<extra></extra>",
-        hoverongaps=False,
-        xgap=1 if count <= MOST_LABELS else 0,
-        ygap=1 if count <= MOST_LABELS else 0,
-    )
+
+    def hover(query: int, key: int) -> str:
+        value = float(values[query, key])
+        return f"{labels[query]} → {labels[key]}<br>{signed(value, '.3g') if signs else f'{value:.3g}'}"
+
+    figure = cell_map(values, hover, label, signed=signs, gap=1 if count <= MOST_LABELS else 0)
     ticks = {"tickvals": list(range(count)), "ticktext": list(labels)} if count <= MOST_LABELS else {}
     numbers = {**ticks, "ticktext": [str(number) for number in range(count)]} if ticks else {}
-    figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * count, 700)))
-    figure.update_xaxes(title=f"key {unit} ({title})", showgrid=False, tickangle=0, **numbers)
-    side = {"text": f"query {unit}", "standoff": 12}
-    figure.update_yaxes(title=side, autorange="reversed", showgrid=False, **ticks)
+    figure.update_layout(height=max(280, 130 + min(24 * count, 700)))
+    figure.update_xaxes(title=f"key {unit} ({title})", tickangle=0, **numbers)
+    figure.update_yaxes(title={"text": f"query {unit}", "standoff": 12}, **ticks)
     return figure

@@ -24,6 +24,7 @@ from ...basics.arguments import finite_number, option, whole_number
 from ...basics.nouns import bracketed
 from ...basics.public import public
 from ...draw.figure import Figure
+from ...draw.head_maps import cell_map
 from ...draw.section import Section
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from ...draw.text import percent
@@ -42,59 +43,6 @@ from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from ...runs.summed import SummedTable
 from .divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
-
-_ALIKE_DARK: Final = SCORE_COLOURS[::-1]
-"""Dark where heads attend alike."""
-
-
-def divergence_map(
-    divergence: Float[np.ndarray, "head head"],
-    low: Float[np.ndarray, "head head"],
-    high: Float[np.ndarray, "head head"],
-    *,
-    layer: int,
-) -> go.Figure:
-    """A map of heads × heads of one layer, coloured from 0 (dark: they attend alike) to ln 2 (no key in common).
-
-    >>> two = np.array([[0.0, 0.2], [0.2, 0.0]])
-    >>> divergence_map(two, two, two, layer=3).data[0].text[0][1]
-    'L3H0 and L3H1<br>0.2 nats<br>95 %: 0.2 to 0.2'
-
-    Args:
-        divergence: the Jensen-Shannon divergence in nats; NaN where it was not measured.
-        low: the low end of its interval; NaN without an interval.
-        high: the high end of its interval.
-        layer: the layer's label.
-
-    """
-    heads = len(divergence)
-
-    def told(one: int, other: int) -> str:
-        words, span = f"L{layer}H{one} and L{layer}H{other}", (low[one, other], high[one, other])
-        if not np.isfinite(divergence[one, other]):
-            return f"{words}<br>not measured"
-        words = f"{words}<br>{divergence[one, other]:.3g} nats"
-        return f"{words}<br>95 %: {span[0]:.3g} to {span[1]:.3g}" if np.isfinite(span[0]) else words
-
-    figure = Figure()
-    figure.add_heatmap(
-        z=np.where(np.eye(heads, dtype=bool), np.nan, divergence),
-        x=list(range(heads)),
-        y=list(range(heads)),
-        zmin=0.0,
-        zmax=float(np.log(2)),
-        colorscale=_ALIKE_DARK,
-        colorbar={"title": {"text": "divergence, nats", "side": "right"}, "thickness": 12},
-        text=[[told(one, other) for other in range(heads)] for one in range(heads)],
-        hovertemplate="%{text}<extra></extra>",
-        hoverongaps=False,
-        xgap=1,
-        ygap=1,
-    )
-    figure.update_layout(template=FIGURE_STYLE, height=max(260, 110 + 24 * heads))
-    figure.update_xaxes(title=f"head of layer {layer}", dtick=1 if heads <= 32 else None, showgrid=False)
-    figure.update_yaxes(title="head", autorange="reversed", dtick=1 if heads <= 32 else None, showgrid=False)
-    return figure
 
 
 def heads_in_plane(
@@ -350,7 +298,7 @@ class Redundancy(SummedTable):
         require_no_head(None, head)
         if figure is not None and option("figure", figure, self.FIGURES) == "within":
             layer = self._fewest if layer is None else self.layers[self._place_of(layer)]
-            return divergence_map(*(values[layer].numpy() for values in (self.within, *self.interval())), layer=layer)
+            return self._of_layer(layer)
         places, divergence = self._compared(layer)
         points, share = placed(divergence)
         near = {(row.layer, row.head): row for row in self.nearest.itertuples()}
@@ -361,6 +309,23 @@ class Redundancy(SummedTable):
             for place in places
         ]
         return heads_in_plane(points.numpy(), places, nearest, share)
+
+    def _of_layer(self, layer: int) -> "go.Figure":
+        """A map of heads × heads, coloured from 0 (dark: they attend alike) to ln 2 (no key in common)."""
+        divergence, low, high = (values[layer].numpy() for values in (self.within, *self.interval()))
+
+        def hover(one: int, other: int) -> str:
+            words, value, start = f"L{layer}H{one} and L{layer}H{other}", divergence[one, other], low[one, other]
+            if not np.isfinite(value):
+                return f"{words}<br>not measured"
+            ends = f"<br>95 %: {start:.3g} to {high[one, other]:.3g}" if np.isfinite(start) else ""
+            return f"{words}<br>{value:.3g} nats{ends}"
+
+        others = np.where(np.eye(self._heads, dtype=bool), np.nan, divergence)
+        figure = cell_map(others, hover, "divergence, nats", ends=(0.0, math.log(2)))
+        figure.update_traces(colorscale=SCORE_COLOURS[::-1]).update_layout(height=max(260, 110 + 24 * self._heads))
+        step = 1 if self._heads <= 32 else None
+        return figure.update_xaxes(title=f"head of layer {layer}", dtick=step).update_yaxes(title="head", dtick=step)
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         within = {"layer": self._fewest} if "within" in (*figure, options.get("figure")) else {}

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice, Chart, Slot, height_of_rows, row_frame, token_axis, with_split
 from ...draw.figure import Figure
-from ...draw.head_maps import SIGNED_COLOURS
+from ...draw.head_maps import cell_map
 from ...draw.style import FIGURE_STYLE, TERMS, marks_for, marks_of, term_order, term_style
 from ...draw.text import percent, plotly_text, signed, token_labels
 
@@ -29,30 +29,19 @@ def pair_map(values: Float[Tensor, "source_q source_k"], names: Sequence[str], *
     values, queries = _gathered(values, names, top)
     turned, keys = _gathered(values.T, names, top)
     shown = turned.T.double().numpy()
-    hover = [
-        [f"query: {query}<br>key: {key}<br>{signed(float(value), '.3f')}" for key, value in zip(keys, row, strict=True)]
-        for query, row in zip(queries, shown, strict=True)
-    ]
-    reach = float(np.nanmax(np.abs(shown), initial=0.0)) or 1.0
-    figure = Figure()
-    figure.add_heatmap(
-        z=shown,
+    figure = cell_map(
+        shown,
+        lambda row, column: (
+            f"query: {queries[row]}<br>key: {keys[column]}<br>{signed(float(shown[row, column]), '.3f')}"
+        ),
+        label,
+        signed=True,
         x=keys,
         y=queries,
-        zmin=-reach,
-        zmax=reach,
-        colorscale=SIGNED_COLOURS,
-        colorbar={"title": {"text": label, "side": "right"}, "thickness": 12},
-        text=hover,
-        hovertemplate="%{text}<extra></extra>",
-        xgap=1,
-        ygap=1,
     )
-    figure.update_layout(template=FIGURE_STYLE, height=max(280, 150 + 24 * len(queries)))
-    figure.update_xaxes(title="source at the key", type="category", tickangle=-45, showgrid=False)
-    figure.update_yaxes(
-        title={"text": "source at the query", "standoff": 12}, type="category", autorange="reversed", showgrid=False
-    )
+    figure.update_layout(height=max(280, 150 + 24 * len(queries)))
+    figure.update_xaxes(title="source at the key", type="category", tickangle=-45)
+    figure.update_yaxes(title={"text": "source at the query", "standoff": 12}, type="category")
     return figure
 
 

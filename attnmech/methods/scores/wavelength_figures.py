@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.figure import Figure
-from ...draw.head_maps import SIGNED_COLOURS
+from ...draw.head_maps import SIGNED_COLOURS, reach_of
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS, TERMS
 from ...draw.text import signed
 
@@ -28,8 +28,7 @@ def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: 
     >>> [(trace.meta, trace.y) for trace in figure.data]
     [('under 8 tokens', ('3',))]
     """
-    known = np.concatenate([np.abs(share[np.isfinite(share)]) for share in shares.values()])
-    reach = float(known.max()) if known.size and known.max() > 0 else 1.0
+    reach = reach_of(np.stack(list(shares.values())))
     titles = [_in_two_lines(name) for name in shares]
     figure = Figure(make_subplots(1, len(shares), shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=titles))
     for column, (name, share) in enumerate(shares.items(), start=1):
