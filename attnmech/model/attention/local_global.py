@@ -10,7 +10,7 @@ z:
 One softmax, one ledger and one W_O, applied to the sum of the halves, are thus exact for both kinds of rows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -20,7 +20,6 @@ import torch
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
 from ...batch import Batch
@@ -43,18 +42,13 @@ class WindowRule(MaskRule):
     is_global: Bool[Tensor, "batch position"] | None = None
 
     @classmethod
-    def of(cls, real: Bool[Tensor, "batch position"], is_global: Bool[Tensor, "batch position"] | None) -> "WindowRule":
-        """The rule of a batch, before a layer sets how far its rows reach."""
-        texts, length = real.shape
-        chosen = None if is_global is None else is_global & real
+    def of(cls, ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None) -> "WindowRule":
+        """The rule of a batch, from the masks that transformers' models take; a layer sets how far its rows reach."""
+        texts, length = ids.shape
+        real = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        chosen = None if global_attention_mask is None else global_attention_mask.bool() & real
         chosen = None if chosen is None or not bool(chosen.any()) else chosen
         return cls(texts, length, length, 0, 0, everything, real, real.device, is_global=chosen)
-
-    @classmethod
-    def of_masks(cls, ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None) -> "WindowRule":
-        """The rule of a batch, from the masks that transformers' models take."""
-        real = torch.ones_like(ids) if attention_mask is None else attention_mask
-        return cls.of(real.bool(), None if global_attention_mask is None else global_attention_mask.bool())
 
     def reaching(self, reach: int) -> "WindowRule":
         """The rule of a layer, shared by all layers with the same reach."""
@@ -174,7 +168,7 @@ class LongformerAttention(StandIn):
     def forward(self, hidden_states: Tensor, attention_mask: WindowRule, **_: Any) -> tuple[Tensor]:
         """transformers' signature: returns the z of all heads."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
-        used = halves_used(attention_mask, self.d_half).to(q.dtype)
+        used = _halves_used(attention_mask, self.d_half).to(q.dtype)
         by_head = used[:, :, None].expand(-1, -1, self.heads, -1)
         whole, in_force = by_head.new_ones(1).expand_as(by_head), self.attnmech_site.in_force
         # The gate is a constant, but a user may ask for the gradient at it.
@@ -188,7 +182,7 @@ class LongformerAttention(StandIn):
         return (rearrange(z * by_head, "batch position head d_head -> batch position (head d_head)"),)
 
 
-def halves_used(rule: WindowRule, d_half: int) -> Float[Tensor, "batch position d_head"]:
+def _halves_used(rule: WindowRule, d_half: int) -> Float[Tensor, "batch position d_head"]:
     """m: 1 in the half that a row uses, 0 in the other; 0 in both at padding."""
     assert rule.padding is not None
     chosen = torch.zeros_like(rule.padding) if rule.is_global is None else rule.is_global
@@ -220,19 +214,32 @@ def globals_by_default(model: nn.Module) -> Callable[[Batch], Bool[Tensor, "batc
     return lambda batch: torch.zeros_like(batch.mask)
 
 
-def with_halves(base: nn.Module) -> None:
+def with_halves(base: Any) -> None:
     """Gives each attention of a Longformer the projections of both halves, and stops the model's padding.
 
     transformers pads each text to a multiple of the window, which our attention does not need, and builds a mask
     [query, key] only to keep one of its rows.
     """
-    layers: Any = base.encoder.layer  # type: ignore[union-attr]
+    layers = base.encoder.layer
     for layer in layers:
-        halve(layer.attention.self, layer.attention.output.dense)
-    base.forward = partial(_run, base)
+        _halve(layer.attention.self, layer.attention.output.dense)
+    base.forward = partial(_through, layers, base.embeddings, base.pooler)
 
 
-def halve(attention: Any, out: nn.Module) -> None:
+def with_halves_in_encoder(base: Any) -> None:
+    """Gives each attention of LED's encoder the projections of both halves, and stops the encoder's padding."""
+    encoder = base.encoder
+
+    def embed(input_ids: Tensor, **_: Any) -> Tensor:
+        embedded = encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape)
+        return encoder.layernorm_embedding(embedded)  # type: ignore[no-any-return]
+
+    for layer in encoder.layers:
+        _halve(layer.self_attn.longformer_self_attn, layer.self_attn.output)
+    encoder.forward = partial(_through, encoder.layers, embed, None)
+
+
+def _halve(attention: Any, out: nn.Module) -> None:
     """Gives one attention the projections of both halves, and has its W_O read the sum of the halves, one of them 0.
 
     As a matrix, W_O repeats its weight for each half.
@@ -252,8 +259,10 @@ def halve(attention: Any, out: nn.Module) -> None:
     out.forward = lambda z: of_sum(sum_of_halves(z, heads))
 
 
-def _run(
-    base: Any,
+def _through(
+    layers: Iterable[nn.Module],
+    embed: Callable[..., Tensor],
+    pooler: Callable[[Tensor], Tensor] | None,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     global_attention_mask: Tensor | None = None,
@@ -261,12 +270,12 @@ def _run(
     position_ids: Tensor | None = None,
     **_: Any,
 ) -> LongformerBaseModelOutputWithPooling:
-    """transformers' `LongformerModel.forward`."""
-    rule = WindowRule.of_masks(input_ids, attention_mask, global_attention_mask)
-    x = base.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
-    for layer in base.encoder.layer:
+    """The forward pass of a Longformer, or of LED's encoder, which has no pooler."""
+    rule = WindowRule.of(input_ids, attention_mask, global_attention_mask)
+    x = embed(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
+    for layer in layers:
         x = layer(x, attention_mask=rule)[0]
-    pooled = None if base.pooler is None else base.pooler(x)
+    pooled = None if pooler is None else pooler(x)
     return LongformerBaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
 
 
@@ -295,26 +304,3 @@ def patterns_of(
                 whole[text][:, keys] = global_rows[layer][text][:, :rows, : len(keys)].transpose(1, 2)
         patterns.append(whole)
     return patterns
-
-
-def with_halves_in_encoder(base: nn.Module) -> None:
-    """Gives each attention of the encoder the projections of both halves, and stops the encoder's padding."""
-    encoder: Any = base.encoder
-    for layer in encoder.layers:
-        halve(layer.self_attn.longformer_self_attn, layer.self_attn.output)
-    encoder.forward = partial(_encode, encoder)
-
-
-def _encode(
-    encoder: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    global_attention_mask: Tensor | None = None,
-    **_: Any,
-) -> LEDEncoderBaseModelOutput:
-    """transformers' `LEDEncoder.forward`."""
-    rule = WindowRule.of_masks(input_ids, attention_mask, global_attention_mask)
-    x = encoder.layernorm_embedding(encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape))
-    for layer in encoder.layers:
-        x = layer(x, attention_mask=rule)[0]
-    return LEDEncoderBaseModelOutput(last_hidden_state=x)

@@ -131,8 +131,8 @@ class Narrower(Wider):
 
 class Ignoring(local_global.WindowRule):
     @classmethod
-    def of(cls, real: Tensor, is_global: Tensor | None) -> local_global.WindowRule:
-        return super().of(real, None)
+    def of(cls, ids: Tensor, mask: Tensor | None, global_mask: Tensor | None) -> local_global.WindowRule:
+        return super().of(ids, mask, None)
 
 
 @pytest.mark.parametrize(("name", "stack"), [("longformer", ""), ("led", "encoder ")])
