@@ -29,6 +29,11 @@ class Check:
     """The largest residual that rounding can explain."""
     detail: str = ""
 
+    @classmethod
+    def untried(cls, name: str, statement: str, why: str) -> "Check":
+        """A statement that does not apply to this model, or could not be tried."""
+        return cls(name, statement, (), None, detail=why)
+
     @property
     def status(self) -> str:
         """One of holds, FAILS and not checked; or "differs", if only another implementation disagrees."""

@@ -294,7 +294,7 @@ class Statements(EditChecks):
         statement = "eager and sdpa attention of transformers agree"
         eager = self.passes.eager
         if isinstance(eager, Exception):
-            return Check("implementations", statement, (), None, detail=str(eager))
+            return Check.untried("implementations", statement, str(eager))
         check = self.compare("implementations", statement, (), output_of(eager), self.passes.plain)
         if check.passed:
             return check
@@ -304,16 +304,16 @@ class Statements(EditChecks):
     def _bridge(self) -> Check:
         statement = "output = output of TransformerLens's bridge"
         if self.model.is_own:
-            return Check("bridge", statement, (), None, detail="TransformerLens has none for a module of your own")
+            return Check.untried("bridge", statement, "TransformerLens has none for a module of your own")
         if len(self.model.stacks) > 1:
-            return Check("bridge", statement, (), None, detail="not compared on models of several stacks")
+            return Check.untried("bridge", statement, "not compared on models of several stacks")
         ours = {key: self.short.values[key] for key in self._of_bridge}
         try:
             theirs, cache = bridge_run(self.model, self.batch, [lens_name(key) for key in ours])
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
-            return Check("bridge", statement, (), None, detail=first_line(error))
+            return Check.untried("bridge", statement, first_line(error))
         self.lens_hooks = (*self._lens_hooks(ours, cache), *self._result_hook)
         check = self.compare("bridge", statement, (), self._output, theirs, again=self._again)
         if not check.passed and self.plan.trusted == "sdpa":
@@ -347,7 +347,7 @@ class Statements(EditChecks):
         statement = "neither padding nor its tokens change any output"
         batch = padded_batch(self.model, self.passes.depth.beginning)
         if batch is None:
-            return Check("padding", statement, (), None, detail="this probe has no padding")
+            return Check.untried("padding", statement, "this probe has no padding")
         batch = self.passes.encoded(batch)
         real = self.written(batch).mask[0]
         before, after, keep = [], [], []
@@ -365,17 +365,16 @@ class Statements(EditChecks):
         if not check.passed:
             return replace(check, detail=f"other tokens in the padding: {check.detail}")
         everywhere = torch.ones_like(alone[..., 0]) > 0
-        check = self.compare(
-            "padding", statement, EVERY_POINT, alone, padded, real=everywhere, again=lambda: self.by_token(text)
-        )
-        if not check.passed:
-            return replace(check, detail=f"a text alone and padded on the right: {check.detail}")
+        others = [("a text alone and padded on the right", padded)]
         # Without padding, sdpa attention may be given no mask, and then decides by itself which keys a token sees.
-        for theirs in self.plain_by_token(text):
+        others += [("transformers with a text alone", theirs) for theirs in self.plain_by_token(text)]
+        for what, other in others:
             check = self.compare(
-                "padding", statement, EVERY_POINT, alone, theirs, real=everywhere, again=lambda: self.by_token(text)
+                "padding", statement, EVERY_POINT, alone, other, real=everywhere, again=lambda: self.by_token(text)
             )
-        return check if check.passed else replace(check, detail=f"transformers with a text alone: {check.detail}")
+            if not check.passed:
+                return replace(check, detail=f"{what}: {check.detail}")
+        return check
 
     def _texts(self) -> Check:
         """Compares the longest text of a batch with the same text alone, in a later pass."""
@@ -383,21 +382,19 @@ class Statements(EditChecks):
         longest = self.batch.lengths.argmax()[None]
         together, alone = self._output, self.output(self.batch.texts(longest))
         if together.shape != (len(self.batch.ids), *alone.shape[1:]):
-            return Check("texts", statement, (), None, detail="the output has no row per text")
+            return Check.untried("texts", statement, "the output has no row per text")
         real = torch.ones(1, dtype=torch.bool, device=alone.device)
         return self.compare("texts", statement, EVERY_POINT, together[longest.to(together.device)], alone, real=real)
 
     def _causal(self) -> Check:
         statement = "no token sees a later one"
         if not self.model.causal:
-            return Check("causal", statement, (), None, detail="an encoder: every token sees every other")
+            return Check.untried("causal", statement, "an encoder: every token sees every other")
         if self.model.is_own:
-            detail = (
-                "the mask of the traced call hides later positions; outside attention, the module may mix positions"
-            )
-            return Check("causal", statement, (), None, detail=detail)
+            why = "the mask of the traced call hides later positions; outside attention, the module may mix positions"
+            return Check.untried("causal", statement, why)
         if self.written(self.batch).ids.shape[1] < 2:
-            return Check("causal", statement, (), None, detail="the probe has one token")
+            return Check.untried("causal", statement, "the probe has one token")
         # Comparing the stream is enough if logits depend only on a token's own stream, which another check proves.
         look = self.last_stream if why_not_linear(self.model) is None else self.by_token
         changed = self.passes.encoded(each_token_changed(self.model, self.beginning))
@@ -424,13 +421,7 @@ class Statements(EditChecks):
         """
         reason = why_not_linear(self.model)
         if reason is not None:
-            return Check(
-                "logits",
-                "logits = N(resid_post) W_U",
-                (),
-                None,
-                detail=f"{reason}; logit attribution is refused",
-            )
+            return Check.untried("logits", "logits = N(resid_post) W_U", f"{reason}; logit attribution is refused")
         head = unembedding_of(self.model)
         bias = "" if head.bias is None else " + b"
         scale = "" if head.logit_scale == 1 else f"{head.logit_scale:.4g} · "
@@ -457,7 +448,7 @@ class Statements(EditChecks):
         """Begins a pass at a middle block, as sweeps do; if the result differs, sweeps run every block instead."""
         statement = "a pass that begins in the middle, with a stored stream, ends as the whole pass"
         if not can_begin_in_the_middle(self.model) or self.stack.n_layers < 2:
-            return Check(MIDDLE, statement, (), None, detail="sweeps run every block of this model")
+            return Check.untried(MIDDLE, statement, "sweeps run every block of this model")
         start, last = self._middle_layer, self.model.last_stream
         stream = self.short.values[self.stack.point("resid_pre"), start]
         ran = Blocks(self.model).run(self.batch, start=start, stream=stream, captures=[last])
@@ -470,11 +461,9 @@ class Statements(EditChecks):
         statement = "past the reach of a window, a single block returns what plain transformers returns"
         batch = far_batch(self.model, self.passes.depth.beginning)
         if batch is None:
-            return Check(
-                "far", statement, (), None, detail="the other probes reach past every branch of this model's code"
-            )
+            return Check.untried("far", statement, "the other probes reach past every branch of this model's code")
         if not can_begin_in_the_middle(self.model) or not self.plan.batch_first:
-            return Check("far", statement, (), None, detail="a single block of this model cannot run by itself")
+            return Check.untried("far", statement, "a single block of this model cannot run by itself")
         texts = [batch.alone(number) for number in range(len(batch.ids))]
         length, *beside = (text.ids.shape[1] for text in texts)
         if beside:
@@ -505,7 +494,7 @@ class Statements(EditChecks):
         scale = self.plan.embed_scale
         statement = "embed = row of the token embedding" + ("" if scale == 1 else f" · {scale:.4g}")
         if ("embed", None) not in self.short.values:
-            return Check("embed", statement, (), None, detail=self.model.points["embed"].absent or "")
+            return Check.untried("embed", statement, self.model.points["embed"].absent or "")
         expected = self.model.embedding[self.batch.ids] * torch.tensor(scale, dtype=torch.float32).to(self.model.dtype)
         return self.compare("embed", statement, ("embed",), self.short.values["embed", None], expected, self.local)
 

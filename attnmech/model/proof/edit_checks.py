@@ -101,7 +101,7 @@ class EditChecks(Probe):
     def _parallel(self) -> Check:
         statement = "the MLP does not read the output of the attention in its block"
         if self.plan.mlp_out is None:
-            return Check("parallel", statement, (), None, detail="there is no MLP")
+            return Check.untried("parallel", statement, "there is no MLP")
 
         def comparisons() -> Iterator[Compared]:
             for edits, copy, layer in self._edited_copies:

@@ -88,11 +88,8 @@ def plain_block(model: HookedModel, stack: Stack, layer: int, batch: Batch) -> F
     blocks = submodule(model.plain.base_model, stack.architecture.blocks)
     assert isinstance(blocks, nn.ModuleList)
     ended: list[Tensor] = []
-    handle = blocks[layer].register_forward_hook(lambda module, args, output: ended.append(first_tensor(output)))
-    try:
-        with torch.no_grad(), alone(stack, layer, blocks):
-            call(below_head(model.plain), batch)
-    finally:
-        handle.remove()
+    hook = blocks[layer].register_forward_hook(lambda module, args, output: ended.append(first_tensor(output)))
+    with hook, torch.no_grad(), alone(stack, layer, blocks):
+        call(below_head(model.plain), batch)
     (stream,) = ended
     return stream

@@ -9,14 +9,15 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from ...maths.float64 import as_float64
-from ...maths.precision import step_tolerance, steps_rounding, sum_rounding
+from ...maths.precision import steps_rounding, sum_rounding
 from ...points import PointKey, full_name
 from ..parts.certificate import Check
 from ..parts.gates import Gate, HalfOfRow, NormGate
 from ..parts.modules import submodule
-from ..parts.weights import Expanded, bias_of, matrix_of, select
+from ..parts.weights import Expanded, select
 from ..stack.block import PostNormEnd
 from ..stack.ledger import ScoreAudit
+from ..stack.stack import Stack
 from .output_checks import gate_limit, gate_values, scaled_output, weighted_values, written_by_heads
 from .plain_checks import same_patterns, same_streams
 from .position_checks import alibi_terms, relative_scores, relative_scores_beyond, rotary_closed_form, rotated
@@ -28,9 +29,7 @@ def sum_with_attention(probe: Probe) -> Check | Statement:
     mixes = bool(probe.plan.mixer)
     statement = f"resid_pre + attn_out{' + mixer_out' if mixes else ''} = resid_mid"
     if probe.plan.mid_norm is None:
-        return Check(
-            "stream", statement, (), None, detail=probe.model.points[probe.stack.point("resid_mid")].absent or ""
-        )
+        return Check.untried("stream", statement, probe.model.points[probe.stack.point("resid_mid")].absent or "")
     adding = sum_rounding(probe.model.dtype)
 
     def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
@@ -152,21 +151,12 @@ def hidden_keys(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     yield probe.compared(run, layer, leaked, torch.zeros_like(leaked), allowed, everywhere)
 
 
-def normed_stream(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """`attn_in` is the input norm of `resid_pre`."""
-    norm = probe.plan.attn_norm
-    stream = run.values[probe.stack.point("resid_pre"), layer]
-    expected = stream if norm is None else probe.plain_module(layer, norm)(stream)
-    yield probe.compared(run, layer, probe.at(run, "attn_in", layer), expected, by_row(expected, probe.local))
-
-
-def crossed_queries(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """Cross-attention's `attn_in` is the middle norm of the decoder's `resid_mid`."""
-    decoder = probe.model.output_stack
-    norm = decoder.architecture.mid_norm
-    assert norm is not None
-    middle = run.values[decoder.point("resid_mid"), layer]
-    expected = plain_module(probe.model, decoder, layer, norm)(middle)
+def normed_stream(
+    stack: Stack, point: str, norm: str | None, probe: Probe, run: ProbeRun, layer: int
+) -> Iterator[Compared]:
+    """`attn_in` is a norm of the stream at a point of a stack, or that stream."""
+    stream = run.values[stack.point(point), layer]
+    expected = stream if norm is None else plain_module(probe.model, stack, layer, norm)(stream)
     yield probe.compared(run, layer, probe.at(run, "attn_in", layer), expected, by_row(expected, probe.local))
 
 
@@ -211,9 +201,7 @@ def _normed_values(probe: Probe, run: ProbeRun, layer: int, value: Tensor, keep:
     values = rearrange(value.to(probe.model.dtype), f"{by_head} -> {probe.plan.v_norm_axes}")
     made = norm.forward(values).to(probe.wide)
     expected = rearrange(made, f"{probe.plan.v_norm_axes} -> {by_head}", head=probe.stack.n_kv_heads)
-    # Even in a float64 model, norms compute in float32.
-    limit = max(probe.local, step_tolerance(torch.float32))
-    return probe.compared(run, layer, probe.at(run, "v", layer), expected, by_row(expected, limit), keep)
+    return probe.compared(run, layer, probe.at(run, "v", layer), expected, by_row(expected, probe.of_norms), keep)
 
 
 def latent_values(layout: Expanded, probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
@@ -223,16 +211,11 @@ def latent_values(layout: Expanded, probe: Probe, run: ProbeRun, layer: int) -> 
         if latent is None:
             continue
         assert captured is not None
-        path = f"{probe.plan.attention}."
-        projection = probe.stack.module(layer, path + latent.projection)
-        made, bias = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide), bias_of(projection)
-        made = select(made if bias is None else made + bias.to(probe.wide), latent.columns)
+        made = select(probe.projected(run, layer, latent.projection), latent.columns)
         # The norm's formula, since calling the module would run a user's hooks.
-        norm = probe.plain_module(layer, path + latent.norm)
+        norm = probe.plain_module(layer, f"{probe.plan.attention}.{latent.norm}")
         expected = norm.forward(made.to(probe.model.dtype)).to(probe.wide)
-        # Even in a float64 model, norms of these families compute in float32.
-        limit = max(probe.local, step_tolerance(torch.float32))
-        yield probe.compared(run, layer, captured.to(probe.wide), expected, by_row(expected, limit))
+        yield probe.compared(run, layer, captured.to(probe.wide), expected, by_row(expected, probe.of_norms))
 
 
 _Checks: TypeAlias = dict[str, Callable[[], Check | Statement]]
@@ -270,14 +253,15 @@ def _of_inputs(probe: Probe) -> _Checks:
     checks["attentions"] = partial(same_patterns, probe)
     if plan.streams:
         statement = "attn_in = the input norm of resid_pre, or resid_pre without one"
-        checks |= _stated(probe, "attn_in", statement, ("resid_pre", "attn_in"), normed_stream)
+        compare = partial(normed_stream, probe.stack, "resid_pre", plan.attn_norm)
+        checks |= _stated(probe, "attn_in", statement, ("resid_pre", "attn_in"), compare)
     statement = "q, k, v = attn_in W + b" if plan.expanded is None else "q, k, v = (latent or attn_in) W + b"
     limit = probe.product(probe.model.d_model)
     checks |= _stated(probe, "projections", statement, ("attn_in", "q", "k", "v"), projected, limit)
     if plan.expanded is not None:
         statement = "latent = norm of columns of attn_in W + b; likewise the queries' latent"
-        points, limit = ("attn_in", "latent", "q", "k", "v"), max(probe.local, step_tolerance(torch.float32))
-        checks |= _stated(probe, "latent", statement, points, partial(latent_values, plan.expanded), limit)
+        points, latents = ("attn_in", "latent", "q", "k", "v"), partial(latent_values, plan.expanded)
+        checks |= _stated(probe, "latent", statement, points, latents, probe.of_norms)
     return checks
 
 
@@ -339,7 +323,8 @@ def _of_crossing(probe: Probe) -> _Checks:
     decoder = model.output_stack.architecture
     if not model.is_own and decoder.streams and decoder.mid_norm is not None:
         statement = "attn_in = the middle norm of decoder.resid_mid"
-        checks |= _stated(probe, "queries", statement, ("attn_in",), crossed_queries)
+        compare = partial(normed_stream, model.output_stack, "resid_mid", decoder.mid_norm)
+        checks |= _stated(probe, "queries", statement, ("attn_in",), compare)
     if not model.is_own:
         statement = "keys and values are made from the encoder's final stream, normed"
         checks |= _stated(probe, "states", statement, ("k", "v"), crossed_states)

@@ -8,12 +8,11 @@ import torch
 from einops import einsum, rearrange, repeat
 from torch import Tensor
 
-from ...maths.precision import step_tolerance, steps_rounding, sum_rounding
+from ...maths.precision import steps_rounding, sum_rounding
 from ..attention.local_global import halves_of, sum_of_halves
 from ..parts.certificate import Check
 from ..parts.gates import HalfOfRow, NormGate
 from ..parts.norms import epsilon_of, weight_of
-from ..parts.weights import bias_of, matrix_of
 from .probe import Compared, Probe, ProbeRun, Statement, by_row, norm_of
 
 _ALONE: Final = 4
@@ -35,16 +34,13 @@ def gate_values(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
         gate_value = probe.at(run, "gate", layer)
         yield probe.compared(run, layer, gate_value, halves_of(run.batch, gate_value), torch.zeros_like(gate_value))
         return
-    projection = probe.stack.module(layer, f"{probe.plan.attention}.{gate.path}")
-    made = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide)
-    bias = bias_of(projection)
-    expected = gate.of(made if bias is None else made + bias.to(probe.wide), probe.stack.n_heads)
+    expected = gate.of(probe.projected(run, layer, gate.path), probe.stack.n_heads)
     yield probe.compared(run, layer, probe.at(run, "gate", layer), expected, by_row(expected, probe.local))
 
 
 def gate_limit(probe: Probe) -> float:
-    """The tolerance for a gate: even in a float64 model, norms compute in float32."""
-    return max(probe.local, step_tolerance(torch.float32)) if isinstance(probe.plan.gate, NormGate) else probe.local
+    """The tolerance for a gate."""
+    return probe.of_norms if isinstance(probe.plan.gate, NormGate) else probe.local
 
 
 def weighted_values(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
@@ -134,7 +130,7 @@ def scaled_output(probe: Probe) -> Check | Statement:
     factor, architecture = probe.plan.attn_scale, probe.plan
     statement = "attn_out = attn_raw" if factor == 1 else f"attn_out = {factor:.4g} attn_raw"
     if architecture.attn_out not in ("", architecture.out):
-        return Check("attn_out", statement, (), None, detail="a norm comes between them")
+        return Check.untried("attn_out", statement, "a norm comes between them")
     adding = sum_rounding(probe.model.dtype)
 
     def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:

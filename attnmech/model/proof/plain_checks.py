@@ -28,7 +28,7 @@ def same_streams(probe: Probe) -> Check | Statement:
     statement = "resid_pre = hidden states of plain transformers"
     handed = _handed(probe, "streams", probe.passes.states)
     if isinstance(handed, str):
-        return Check("streams", statement, (), None, detail=handed)
+        return Check.untried("streams", statement, handed)
 
     def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
         states = handed if run is probe.short else _handed(probe, "streams", probe.passes.longer)
@@ -46,10 +46,10 @@ def same_patterns(probe: Probe) -> Check | Statement:
     """The pattern is what transformers' eager attention returns."""
     statement = f"pattern = {'weights of nn.MultiheadAttention' if probe.model.is_own else _EAGER}"
     if probe.plan.trusted == "sdpa":
-        return Check("attentions", statement, (), None, detail="eager attention computes something else here")
+        return Check.untried("attentions", statement, "eager attention computes something else here")
     handed = _handed(probe, "attentions", probe.passes.eager)
     if isinstance(handed, str):
-        return Check("attentions", statement, (), None, detail=handed)
+        return Check.untried("attentions", statement, handed)
     # A hybrid returns only the patterns of its layers with attention.
     if probe.plan.windows:
         rows = getattr(probe.passes.eager, f"{probe.stack.label}_global_attentions".lstrip("_"), None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...maths.float64 import as_float64, float64_device
 from ...maths.norms import FrozenNorm
-from ...maths.precision import product_rounding, steps_rounding, table_tolerance
+from ...maths.precision import steps_rounding, table_tolerance
 from ..attention.disentangled import reach_of, row_of_distance
 from ..attention.in_force import Part
 from ..parts.certificate import Check
@@ -68,7 +68,7 @@ def rotary_closed_form(probe: Probe) -> Check | Statement:
     rotary = probe.plan.rotary
     assert rotary is not None
     if not probe.model.reads_tokens:
-        return Check("rotary tables", statement, (), None, detail="angles of rows and columns, not of one position")
+        return Check.untried("rotary tables", statement, "angles of rows and columns, not of one position")
     length = probe.passes.batches[-1].ids.shape[1]
     positions = torch.arange(length + 1, device=float64_device(probe.model.device))
     parameters = dict(getattr(probe.model.config.get_text_config(), "rope_parameters", None) or {})
@@ -77,7 +77,7 @@ def rotary_closed_form(probe: Probe) -> Check | Statement:
     expected = rotary_tables(parameters, round(probe.stack.d_head * rotary.share), positions)
     if expected is None:
         kind = parameters.get("rope_type", "that differs between layers")
-        return Check("rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here")
+        return Check.untried("rotary tables", statement, f"rope_type {kind!r} has no closed form here")
 
     # An angle is a position times a frequency, and a model may store frequencies in its own precision.
     frequency = torch.atan2(expected[1][1:2], expected[0][1:2])
@@ -146,59 +146,54 @@ def relative_scores_beyond(probe: Probe) -> Iterator[Compared]:
 
 def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
     q, k = (rearrange(probe.at(run, name, layer), "b position head d -> b head position d") for name in "qk")
-    if probe.plan.relative == "XLNet":
-        return _compared_sinusoids(probe, run, layer, q, k)
-    attention = probe.plain_module(layer, probe.plan.attention)
-    encoder, config = probe.model.plain.base_model.encoder, probe.model.config
-    kinds = [kind for kind in config.pos_att_type or () if kind in ("c2p", "p2c")]
-    scale = (q.shape[-1] * (1 + len(kinds))) ** -0.5
-    expected = q @ k.mT
-    size = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :]
-    if probe.plan.relative:
-        length = q.shape[2]
-        row = torch.tensor(
-            [row_of_distance(config, distance) for distance in range(1 - length, length)], device=q.device
-        )
-        place = torch.arange(length, device=q.device)
-        row = row[place[:, None] - place + length - 1]
-        for kind in kinds:
-            table = _table(encoder, attention, kind, probe.stack.n_heads).to(probe.wide)
-            content, at = (q, place[:, None].expand_as(row)) if kind == "c2p" else (k, place.expand_as(row))
-            products = einsum(content, table, "b head i d, head p d -> b head i p")
-            expected = expected + products[:, :, at, row]
-            size = size + content.norm(dim=-1)[:, :, at] * table.norm(dim=-1)[:, row]
-    rounding = product_rounding(probe.model.dtype, probe.model.d_model) + steps_rounding(probe.model.dtype)
+    sinusoidal = probe.plan.relative == "XLNet"
+    # Tables have a row for each distance, from the least up; XLNet's are in float32 or in the model's precision.
+    terms = list((_with_sinusoids if sinusoidal else _with_tables)(probe, layer, q, k))
+    rounding = max(probe.product(probe.model.d_model), probe.tables if sinusoidal else 0.0)
+    scale = (q.shape[-1] * (1 if sinusoidal else 1 + len(terms))) ** -0.5
+    expected, size = q @ k.mT, q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :]
+    for product, bound in terms:
+        expected, size = expected + product, size + bound
     scores = probe.at(run, "scores", layer)
     keep = probe.comparable(run, "scores", layer, scores)
     return probe.compared(run, layer, scores, scale * expected, rounding * scale * size, keep)
 
 
-def _compared_sinusoids(probe: Probe, run: ProbeRun, layer: int, q: Tensor, k: Tensor) -> Compared:
-    """XLNet: score = (q·k + (q − u + v)·r) / √d_head, where q includes u, and r is the projected sinusoid of the
-    distance.
-    """
+def _with_tables(probe: Probe, layer: int, q: Tensor, k: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """DeBERTa's products of queries and keys with rows of its tables, each with a bound of its sum of magnitudes."""
+    attention = probe.plain_module(layer, probe.plan.attention)
+    encoder, config = probe.model.plain.base_model.encoder, probe.model.config
+    place, distances = _distances(q)
+    row = torch.tensor([row_of_distance(config, distance) for distance in range(1 - len(place), len(place))])
+    row = row.to(q.device)[distances]
+    for kind in (kind for kind in config.pos_att_type or () if kind in ("c2p", "p2c")):
+        table = _table(encoder, attention, kind, probe.stack.n_heads).to(probe.wide)
+        content, at = (q, place[:, None].expand_as(row)) if kind == "c2p" else (k, place.expand_as(row))
+        products = einsum(content, table, "b head i d, head p d -> b head i p")
+        yield products[:, :, at, row], content.norm(dim=-1)[:, :, at] * table.norm(dim=-1)[:, row]
+
+
+def _with_sinusoids(probe: Probe, layer: int, q: Tensor, _: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """XLNet's product (q − u + v)·r, where q includes u, and r is the projected sinusoid of the distance."""
     weights: Any = probe.plain_module(layer, probe.plan.replaced)
     u, v, r = (weight.detach().to(probe.wide) for weight in (weights.r_w_bias, weights.r_r_bias, weights.r))
-    length, d_model = q.shape[2], len(r)
-    distance = torch.arange(1.0 - length, length, device=q.device)
+    place, row = _distances(q)
+    d_model, distance = len(r), torch.arange(1.0 - len(place), len(place), device=q.device)
     if probe.model.config.clamp_len > 0:
         distance = distance.clamp(-probe.model.config.clamp_len, probe.model.config.clamp_len)
     angle = distance[:, None] / 10_000 ** (torch.arange(0, d_model, 2, device=q.device) / d_model)
     made = torch.cat((angle.sin(), angle.cos()), dim=-1).to(probe.wide)
     table = einsum(made, r, "p d_model, d_model head d -> head p d")
-    place = torch.arange(length, device=q.device)
-    row = place[:, None] - place + length - 1
-    shifted = q + (v - u)[:, None]
-    products = einsum(shifted, table, "b head i d, head p d -> b head i p")[:, :, place[:, None].expand_as(row), row]
-    scale, scores = q.shape[-1] ** -0.5, probe.at(run, "scores", layer)
+    products = einsum(q + (v - u)[:, None], table, "b head i d, head p d -> b head i p")
     longest = made.norm(dim=-1)[row] * r.norm(dim=0).norm(dim=-1)[:, None, None]
-    size = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :]
-    size = size + (q.norm(dim=-1) + u.norm(dim=-1)[:, None] + v.norm(dim=-1)[:, None])[..., None] * longest
-    rounding = product_rounding(probe.model.dtype, probe.model.d_model) + steps_rounding(probe.model.dtype)
-    keep = probe.comparable(run, "scores", layer, scores)
-    # The sinusoids are in float32 or in the model's precision.
-    allowed = scale * max(rounding, probe.tables) * size
-    return probe.compared(run, layer, scores, scale * (q @ k.mT + products), allowed, keep)
+    size = (q.norm(dim=-1) + u.norm(dim=-1)[:, None] + v.norm(dim=-1)[:, None])[..., None] * longest
+    yield products[:, :, place[:, None].expand_as(row), row], size
+
+
+def _distances(q: Tensor) -> tuple[Tensor, Tensor]:
+    """The positions, and the place of each pair's distance i − j among all distances, from the least up."""
+    place = torch.arange(q.shape[2], device=q.device)
+    return place, place[:, None] - place + len(place) - 1
 
 
 def _table(encoder: Any, attention: nn.Module, kind: str, heads: int) -> Float[Tensor, "head place d_head"]:
@@ -221,7 +216,7 @@ def _beyond_linear(probe: Probe) -> ProbeRun | None:
         return None
     length = reach_of(config) + _BEYOND
     limit = probe.plan.position_limit
-    if not probe.plan.relative or any(run.batch.ids.shape[1] >= length for run in probe.passes.runs):
+    if any(run.batch.ids.shape[1] >= length for run in probe.passes.runs):
         return None
     length = length if limit is None else min(length, limit)
     batch, layer = texts_of(model, [length]), probe.layers[0]

@@ -1,7 +1,7 @@
 """Compares attnmech's model, transformers and TransformerLens on a few probe tokens."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -31,6 +31,7 @@ from ..parts.certificate import Check, LensHook
 from ..parts.mask import MaskRule
 from ..parts.modules import submodule
 from ..parts.packed import packed_projections
+from ..parts.weights import bias_of, matrix_of
 from ..run.hooked import HookedModel
 from ..run.passes import ENCODED, call
 from ..stack.stack import Stack
@@ -243,16 +244,12 @@ class Passes:
 
             return keep
 
-        handles = []
-        for label, layer in layers:
-            stack = self.model.stacks[label]
-            out = stack.module(layer, stack.architecture.out)
-            handles.append(out.register_forward_pre_hook(keeping((label, layer))))
-        try:
+        with ExitStack() as hooks:
+            for label, layer in layers:
+                stack = self.model.stacks[label]
+                out = stack.module(layer, stack.architecture.out)
+                hooks.enter_context(out.register_forward_pre_hook(keeping((label, layer))))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 class Probe:
@@ -267,6 +264,8 @@ class Probe:
         dtype = self.model.dtype
         self.wide = torch.promote_types(dtype, torch.float32)
         self.local, self.whole, self.tables = step_tolerance(dtype), pass_tolerance(dtype), table_tolerance(dtype)
+        self.of_norms = max(self.local, step_tolerance(torch.float32))
+        """The tolerance of norms that compute in float32 even in a float64 model."""
         self.batch = passes.batch
         self._packed = next(packed_projections(self.model.base), None) is not None
         self.lens_hooks: tuple[LensHook, ...] = ()
@@ -322,6 +321,12 @@ class Probe:
     def at(self, run: ProbeRun, name: str, layer: int) -> Tensor:
         """A point of the stack under proof, in float32 at least."""
         return run.values[self.stack.point(name), layer].to(self.wide)
+
+    def projected(self, run: ProbeRun, layer: int, path: str) -> Tensor:
+        """attn_in W + b of a projection inside the attention, in float32 at least."""
+        projection = self.stack.module(layer, f"{self.plan.attention}.{path}")
+        made, bias = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide), bias_of(projection)
+        return made if bias is None else made + bias.to(self.wide)
 
     def block(self, run: ProbeRun, layer: int) -> RowBlock:
         """The attention of a layer of the stack under proof."""
