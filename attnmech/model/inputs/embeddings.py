@@ -128,15 +128,12 @@ def token_encoder(
     bos: bool | None,
     device: torch.device,
     *,
-    first_position: Callable[[], int | None],
-    ignores_zeros: Callable[[str], bool],
     processor: Any,
     plain: Callable[[], PreTrainedModel],
 ) -> Encoder:
     """The encoder of this model's tokens and of its decoder's targets, with the sizes of its tables.
 
-    `first_position` finds, on demand, the number from which positions are counted, and `ignores_zeros` whether a model
-    takes zeros as a further input and returns the same.
+    `plain` returns the model as transformers runs it, which is asked on demand.
 
     Raises `InputError` for a tokenizer with more tokens than the model has.
     """
@@ -164,9 +161,10 @@ def token_encoder(
             refused = "no module takes its tokens and what it reads besides them as one sequence"
         besides = Besides(more, token_embedding(model).dtype, kinds_of(model.config), processor, refused)
     return Encoder(
-        tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position),
-        placeholders_of(model.config, tokenizer, taken) if of_text else {}, cache(ignores_zeros),
-        besides=besides, placed=lambda batch: placed(batch, finder(), processor),
+        tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target,
+        cache(lambda: _first_position_of(plain())), placeholders_of(model.config, tokenizer, taken) if of_text else {},
+        cache(lambda name: _ignores_zeros_in(plain(), name)), besides,
+        lambda batch: placed(batch, finder(), processor),
     )  # fmt: skip
 
 
@@ -179,7 +177,7 @@ def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[
     return {name: size for name, size in tables.items() if name in taken}
 
 
-def first_position_of(model: PreTrainedModel) -> int | None:
+def _first_position_of(model: PreTrainedModel) -> int | None:
     """The number from which a model counts positions by default; None if it does not simply count them."""
     ids, padding = _tried(model), text_setting(model.config, "pad_token_id")
     counted = torch.arange(_TRIED, device=ids.device)[None]
@@ -196,7 +194,7 @@ def first_position_of(model: PreTrainedModel) -> int | None:
     return None
 
 
-def ignores_zeros_in(model: PreTrainedModel, name: str) -> bool:
+def _ignores_zeros_in(model: PreTrainedModel, name: str) -> bool:
     """Whether zeros as one more input of a model, with a number for each token, change nothing in what it returns."""
     if not (name.endswith("token_type_ids") or name in inspect.signature(model.forward).parameters):
         return False

@@ -14,20 +14,20 @@ from ...batch import Batch
 from ...errors import InputError
 from ...points import PointKey
 from ..attention.in_force import Pass
-from .passes import CheckedPasses
+from .wired import WiredModel
 
 Measure = Callable[..., Tensor]
 """`f(logits)` or `f(logits, batch)` -> one number, or one per sequence."""
 
 
-def run_with_gradients(passes: CheckedPasses, batch: Batch, keys: Sequence[PointKey], measure: Measure) -> Activations:
+def run_with_gradients(model: WiredModel, batch: Batch, keys: Sequence[PointKey], measure: Measure) -> Activations:
     """The values at the points, with d(Σ measure)/d(value) of each in `.gradients`; zero if the measure does not depend
     on it.
     """
     batch = batch.differentiable
     wanted = Pass(batch, frozenset(keys), gradients=True)
     with torch.enable_grad(), _naming_undifferentiable():
-        logits = passes.run(wanted)
+        logits = model._run_pass(wanted)
         if logits is None:
             raise InputError("gradients_of needs logits; this model was loaded without a head on top.")
         value = _measured(measure, logits, batch)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
@@ -26,7 +26,7 @@ from ...points import PointName
 from ...results.provenance import Provenance
 from ..attention.applied import Applied
 from ..attention.in_force import Hook, Pass
-from ..inputs.embeddings import first_position_of, ignores_zeros_in, token_encoder
+from ..inputs.embeddings import token_encoder
 from ..inputs.encoder import Encoder, Inputs
 from ..inputs.encoders import encoder_of, text_encoder
 from ..inputs.images import PatchGrid
@@ -94,15 +94,10 @@ class HookedModel(WiredModel):
         self.tokenizer = tokenizer
         self._bridges = Bridges(original, tokenizer)
         self._hash = WeightsHash()
-        this = weakref.proxy(self)
         text: Encoder | None = None
         if self.embeds_tokens:
-            text = token_encoder(
-                self._model, plans, tokenizer, bos, self.device,
-                first_position=lambda: first_position_of(this.plain),
-                ignores_zeros=lambda name: ignores_zeros_in(this.plain, name), processor=processor,
-                plain=lambda: this.plain,
-            )  # fmt: skip
+            plain = partial(getattr, weakref.proxy(self), "plain")
+            text = token_encoder(self._model, plans, tokenizer, bos, self.device, processor=processor, plain=plain)
         self.n_vocab = 0 if text is None else text.n_vocab
         first = next(iter(self.stacks.values()))
         weight = first.weights(first.layers[0]).W_Q
@@ -187,11 +182,11 @@ class HookedModel(WiredModel):
         if gradients_of is None:
             wanted = Pass(batch, frozenset(keys))
             with torch.no_grad():
-                self._passes.run(wanted)
+                self._run_pass(wanted)
             norms = captured_norms(self.stacks, wanted.values)
             acts = Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms)
         else:
-            acts = run_with_gradients(self._passes, batch, keys, gradients_of)
+            acts = run_with_gradients(self, batch, keys, gradients_of)
         certificate = self.__dict__.get("certificate")
         hooks: frozenset[str] = frozenset() if certificate is None else certificate.lens_points
         return replace(acts, model=self.name, lens_points=hooks)

@@ -2,6 +2,8 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +13,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...batch import Batch
+from ...errors import UnsupportedModelError
 from ...points import PointKey
 from ..attention.attend import IMPLEMENTATION
 from ..attention.in_force import InForce, Part, Pass, Watch
 from ..attention.observed import LayerObserver, RowObserver
+from ..attention.running import Balance, Directions
 from ..inputs.embeddings import token_embedding, wire_embeddings
 from ..inputs.lengths import trained_length
 from ..parts.modules import submodule
-from ..parts.packed import is_packed_projection
+from ..parts.packed import is_packed_projection, packed_projections
+from ..parts.settings import require_own_settings
 from ..parts.weights import as_stored, at_home, matrix_of
 from ..stack.points import ModelPoints, has_head, points_of
 from ..stack.skipping import wire_end, wire_part
@@ -27,8 +32,9 @@ from ..stack.wire_inputs import wire_projections, wire_qk_norm, wire_v_norm
 from ..stack.wire_outputs import wire_output, wire_stream
 from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, take_apart, use_attention
+from ..structure.signals import below_head
 from ..structure.text_part import towers_of
-from .passes import CheckedPasses, call
+from .passes import call
 
 if TYPE_CHECKING:
     from ..parts.certificate import Certificate
@@ -65,11 +71,8 @@ class WiredModel:
         self.n_layers, self.n_heads, self.n_kv_heads = first.n_layers, first.n_heads, first.n_kv_heads
         self.d_model, self.d_head = first.d_model, first.d_head
         self.device = first.weights(first.layers[0]).W_Q.device
-        this = weakref.proxy(self)
-        self._passes = CheckedPasses(
-            self._model, self.stacks, self.in_force, self.device, lambda: this._weight, lambda: this.refused,
-            lambda batch: this.prove_merged(this, batch),
-        )  # fmt: skip
+        packed = next(packed_projections(self._model), None) is not None
+        self._directions = Directions(first.d_model, self.device, packed=packed)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=has_head(self._model))
         self.further_embeddings: tuple[str, ...] = ()
         """Labels of the embeddings besides the tokens' ("position embedding"), which a pass can capture although they
@@ -173,16 +176,62 @@ class WiredModel:
         watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
         wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
-            self._passes.run(wanted)
+            self._run_pass(wanted)
         return wanted.values
 
     def output(self, batch: Batch) -> Any:
         """transformers' output for a batch, computed with attnmech's attention."""
-        with torch.no_grad(), self._passes.checked(Pass(batch)):
+        with torch.no_grad(), self._checked(Pass(batch)):
             output = call(self._model, batch)
             if getattr(output, "logits", None) is not None:
                 output.logits = self.in_force.visit("logits", None, output.logits)
             return output
+
+    def _run_pass(self, wanted: Pass) -> Tensor | None:
+        """Runs a pass, which stores the captured values in `wanted`; returns the logits if they were computed.
+
+        Raises `UnsupportedModelError` if a point was never reached, and `ExactnessError` as `_checked` does.
+        """
+        with self._checked(wanted):
+            # With a large vocabulary, the logits may take longer than all layers together.
+            needs_head = wanted.gradients or self.in_force.wants("logits", None)
+            output = call(self._model if needs_head else below_head(self._model), wanted.batch)
+            logits = getattr(output, "logits", None)
+            if logits is not None:
+                logits = self.in_force.visit("logits", None, logits)
+        missed = (wanted.captures | wanted.watch.points) - set(wanted.values) - wanted.reached
+        if missed:
+            name, layer = sorted(missed, key=str)[0]
+            raise UnsupportedModelError(
+                f"point {name!r} of layer {layer} was never reached: this model's attention or block does not use the "
+                f"modules of its family, so attnmech cannot read it."
+            )
+        return logits
+
+    @contextmanager
+    def _checked(self, wanted: Pass) -> Iterator[None]:
+        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up.
+
+        Raises `InputError` inside `torch.autocast`.
+        """
+        require_own_settings(self._weight.device)
+        if self.in_force.checks:
+            if wanted.batch.senses:
+                Context().run(self.prove_merged, self, wanted.batch)  # without the edits in force
+            columns = [stack.column for stack in self.stacks.values()]
+            wanted.balance = Balance(self._directions, columns, self.dtype, self.refused)
+        with self.in_force.recording(wanted):
+            yield
+        balance = wanted.balance
+        if balance is None or (failure := balance.unbalanced(wanted.batch)) is None:
+            return
+        if failure.identity == "heads":
+            stack = self.stacks[failure.stack]
+            out = stack.module(failure.layer, stack.architecture.out)
+            if self._directions.forget_changed((failure.stack, failure.layer), out):
+                balance.skip("heads", failure.stack, failure.layer, "the weights were just changed")
+                return
+        raise failure.error(wanted.batch)
 
     @cached_property
     def plain(self) -> PreTrainedModel:
