@@ -10,7 +10,7 @@ attention.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...errors import UnsupportedModelError
-from ..parts.mask import HIDDEN, MaskRule, all_allow
+from ..parts.mask import HIDDEN, MaskRule, all_allow, everything
 from .attend import attention_of_site
-from .replaced_mha import joined_masks, sort_mask
+from .replaced_mha import joined_masks
 
 _PRODUCTS: Final = ("matmul", "__matmul__", "bmm")
 _OF_THE_SHAPE: Final = frozenset(
@@ -100,12 +100,9 @@ class Product:
         """
         q, k = self.queries_and_keys()
         texts, _, queries, _ = q.shape
-        keys = k.shape[2]
-        seen, added = list(self.seen), list[Tensor]()
-        for term in self.added:
-            sort_mask(term, 0, seen, added)
-        masked = joined_masks(texts, queries, keys, seen, added, q.device)
-        rule = all_allow([*self.rules, *([masked.rule] if seen or not self.rules else [])])
+        masked = joined_masks(texts, queries, k.shape[2], q.device, self.added, self.seen)
+        alone = masked.rule.allows is everything and self.rules
+        rule = all_allow([*self.rules, *([] if alone else [masked.rule])])
         for zeroed in self.zeroed:
             if bool((zeroed & rule.visible(range(queries))).any()):
                 raise UnsupportedModelError(
@@ -474,18 +471,12 @@ class _Handed(Taker):
 def watching_for_products(model: nn.Module) -> Iterator["Watching"]:
     """Finds the modules in which a pass run in the block multiplies a softmax of products by values."""
     watching = Watching()
-    handles = []
-    for module in model.modules():
-        if next(module.parameters(), None) is not None:
-            handles += [
-                module.register_forward_pre_hook(watching.entering), module.register_forward_hook(watching.leaving)
-            ]  # fmt: skip
-    try:
-        with _Postponing(watching):
-            yield watching
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, _Postponing(watching):
+        for module in model.modules():
+            if next(module.parameters(), None) is not None:
+                hooks.enter_context(module.register_forward_pre_hook(watching.entering))
+                hooks.enter_context(module.register_forward_hook(watching.leaving))
+        yield watching
 
 
 class Watching(Taker):

@@ -240,8 +240,7 @@ def masks_of(
     With `hint` (`is_causal`, if torch relies on it), the causal mask replaces `attn_mask`. Where a mask hides a key
     from some heads only, the position term holds −10⁴ for these heads.
     """
-    seen: list[Bool[Tensor, "#batch #head #query key"]] = []
-    added: list[Float[Tensor, "#batch #head #query key"]] = []
+    masks: list[Tensor] = []
     if attn_mask is not None:
         shape = tuple(attn_mask.shape)
         if shape not in ((queries, keys), (batch * heads, queries, keys)):
@@ -250,58 +249,51 @@ def masks_of(
                 f"· heads, queries, keys); got {list(shape)}."
             )
         by_head = attn_mask[None, None] if attn_mask.ndim == 2 else attn_mask.view(batch, heads, queries, keys)
-        if not hint:
-            sort_mask(by_head, further, seen, added)
-    if hint:
-        # Here torch counts the further keys, which follow all tokens.
-        seen.append(torch.ones(queries, keys + further, dtype=torch.bool, device=device).tril()[None, None])
+        masks += [] if hint else [by_head]
+    # Here torch counts the further keys, which follow all tokens.
+    seen = [torch.ones(queries, keys + further, dtype=torch.bool, device=device).tril()[None, None]] if hint else []
     if key_padding_mask is not None:
         padding = key_padding_mask[None] if key_padding_mask.ndim == 1 else key_padding_mask
         if tuple(padding.shape) != (batch, keys):
             raise InputError(f"key_padding_mask must be [{batch}, {keys}] (texts, keys); got {list(padding.shape)}.")
-        sort_mask(padding[:, None, None], further, seen, added)
-    return joined_masks(batch, queries, keys + further, seen, added, device)
+        masks.append(padding[:, None, None])
+    return joined_masks(batch, queries, keys + further, device, masks, seen, further)
 
 
 def joined_masks(
     batch: int,
     queries: int,
     keys: int,
-    seen: Sequence[Bool[Tensor, "#batch #head #query key"]],
-    added: list[Float[Tensor, "#batch #head #query key"]],
     device: torch.device,
+    masks: Sequence[Tensor],
+    seen: Sequence[Bool[Tensor, "#batch #head #query key"]] = (),
+    further: int = 0,
 ) -> Masked:
-    """Joins masks that hide keys, and terms added to scores, into one rule and one position term."""
-    visible = _together(seen, torch.logical_and)
+    """Joins masks into one rule and one position term, with tensors that are True where a key is `seen`.
+
+    True or −∞ in a mask hides a key; other numbers are added to scores. The last `further` keys are in no mask.
+    """
+    shown, added = list(seen), list[Tensor]()
+    for mask in masks:
+        hidden = hides(mask)
+        if bool(hidden.any()):
+            shown.append(nn.functional.pad(~hidden, (0, further), value=True))
+        if mask.dtype != torch.bool and bool((rest := mask.masked_fill(hidden, 0.0)).any()):
+            added.append(nn.functional.pad(rest, (0, further)))
+    visible = reduce(torch.logical_and, shown) if shown else None
     if visible is not None and visible.shape[1] > 1:
         shared = visible.any(dim=1, keepdim=True)
         if not torch.equal(shared.expand_as(visible), visible):
             added.append(torch.where(shared & ~visible, HIDDEN, 0.0))
         visible = shared
-    position = _together(added, torch.add)
     allows = everything if visible is None else partial(_looked_up, visible)
-    return Masked(MaskRule(batch, queries, keys, 0, 0, allows, None, device), position)
-
-
-def sort_mask(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor]) -> None:
-    """Adds a mask to `seen` (True or −∞ hides a key) and, if it holds other numbers, to `added`."""
-    hidden = hides(mask)
-    if bool(hidden.any()):
-        seen.append(nn.functional.pad(~hidden, (0, further), value=True))
-    if mask.dtype == torch.bool:
-        return
-    rest = mask.masked_fill(hidden, 0.0)
-    if bool(rest.any()):
-        added.append(nn.functional.pad(rest, (0, further)))
+    rule = MaskRule(batch, queries, keys, 0, 0, allows, None, device)
+    return Masked(rule, reduce(torch.add, added) if added else None)
 
 
 def hides(mask: Tensor) -> Bool[Tensor, "..."]:
     """True where a mask hides a key: at True, at −∞, and at numbers low enough to have the same effect."""
     return mask if mask.dtype == torch.bool else mask <= HIDDEN
-
-
-def _together(parts: Sequence[Tensor], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    return reduce(join, parts) if parts else None
 
 
 def _looked_up(

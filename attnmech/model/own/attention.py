@@ -8,7 +8,7 @@ the mask that make it return what the user's module returns.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from ...errors import UnsupportedModelError
 from ..attention.attend import Site, attend, unexpanded
 from ..attention.in_force import InForce, Pass
 from ..attention.replaced_attention import StandIn
-from ..attention.replaced_mha import Masked, joined_masks, sort_mask
+from ..attention.replaced_mha import Masked, joined_masks
 from ..structure.architecture import Architecture
 
 _CLOSE: Final = 1e-4
@@ -59,17 +59,11 @@ class ProductCall:
             )
         if dropout_p:
             raise UnsupportedModelError("this module applies attention dropout although it is in eval mode.")
-        queries, keys = query.shape[2], key.shape[2]
-        seen: list[Tensor] = []
-        added: list[Tensor] = []
-        if is_causal:
-            seen.append(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()[None, None])
-        if attn_mask is not None:
-            mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
-            mask = mask.expand(*mask.shape[:2], queries, keys)
-            # Here True shows a key.
-            sort_mask(~mask if mask.dtype == torch.bool else mask, 0, seen, added)
-        masked = joined_masks(len(query), queries, keys, seen, added, query.device)
+        sizes = len(query), query.shape[2], key.shape[2]
+        seen = [torch.ones(sizes[1:], dtype=torch.bool, device=query.device).tril()[None, None]] if is_causal else []
+        # Here True shows a key.
+        masks = [] if attn_mask is None else [~attn_mask if attn_mask.dtype == torch.bool else attn_mask]
+        masked = joined_masks(*sizes, query.device, [_for_all(mask, *sizes[1:]) for mask in masks], seen)
         return cls(query, key, value, query.shape[-1] ** -0.5 if scale is None else float(scale), masked)
 
     def attended(self, site: Site) -> Float[Tensor, "batch head query d_value"]:
@@ -118,21 +112,20 @@ def watching_products(observe: Callable[[ProductCall, Tensor], None]) -> Iterato
 
 def use_our_product(module: nn.Module) -> None:
     """Makes a module of a private copy use `attend`, at the site `module.attnmech_site`."""
-    forward = module.forward
-
-    def ours(*args: Any, **kwargs: Any) -> Any:
-        with _Product(lambda func, made, _, __: made.attended(module.attnmech_site)):  # type: ignore[arg-type]
-            return forward(*args, **kwargs)
-
-    module.forward = ours
+    _within(module, lambda: _Product(lambda func, made, _, __: made.attended(module.attnmech_site)))  # type: ignore[arg-type]
 
 
 def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -> None:
     """Makes a module of a private copy report the attention probabilities of its call to `keep`."""
+    _within(module, lambda: watching_products(lambda made, _: keep(made.weights())))
+
+
+def _within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Makes a module run within a context."""
     forward = module.forward
 
     def ours(*args: Any, **kwargs: Any) -> Any:
-        with watching_products(lambda made, _: keep(made.weights())):
+        with context():
             return forward(*args, **kwargs)
 
     module.forward = ours
@@ -180,15 +173,19 @@ class DescribedAttention(StandIn):
         arguments = self._signature.bind(*args, **kwargs).arguments
         x = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
         mask, length = arguments.get(self._mask) if self._mask else None, x.shape[1]
-        seen: list[Tensor] = []
-        added: list[Tensor] = []
+        masks: list[Tensor] = []
         if mask is not None:
-            whole = mask[:, None] if mask.ndim == 3 else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-            whole = whole.expand(*whole.shape[:2], length, length)
+            whole = _for_all(mask[:, None] if mask.ndim == 3 else mask, length, length)
             if self.how.shows is not None:
                 whole = whole == 0 if self.how.shows else whole != 0
-            sort_mask(whole, 0, seen, added)
-        return x, joined_masks(len(x), length, length, seen, added, x.device)
+            masks.append(whole)
+        return x, joined_masks(len(x), length, length, x.device, masks)
+
+
+def _for_all(mask: Tensor, queries: int, keys: int) -> Float[Tensor, "#batch #head query key"]:
+    """A mask with all four axes."""
+    whole = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    return whole.expand(*whole.shape[:2], queries, keys)
 
 
 def described_as(

@@ -109,13 +109,9 @@ def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> t
     """The architecture of a stack, and the path of each layer's block."""
     if any(use.product is not None for use in uses):
         return _plan_of_products(plain, trace, label, uses)
-    heads = uses[0].sizes[0]
-    start = Architecture(
-        name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="core", qkv=_PROJECTIONS,
-        out="out_proj", mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors",
-        n_heads=heads, n_kv_heads=heads, head_refused=_OWN_OUTPUT,
-        causal=label != "cross" and all(_is_causal(use) for use in uses),
-    )  # fmt: skip
+    heads, causal = uses[0].sizes[0], label != "cross" and all(_is_causal(use) for use in uses)
+    start = _start(plain, label, "core", "out_proj")
+    start = replace(start, n_heads=heads, n_kv_heads=heads, causal=causal)
     read = [_block(plain, trace, start, use, len(uses)) for use in uses]
     blocks = [block for block in read if block is not None]
     if len(blocks) < len(uses) or len({replace(plan, chained=True) for plan, _ in blocks}) > 1:
@@ -125,6 +121,14 @@ def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> t
     paths = [path for _, path in blocks]
     plan = replace(blocks[0][0], chained=_is_chained(trace, paths))
     return plan, paths
+
+
+def _start(plain: OwnModule, label: str, attention: str, out: str) -> Architecture:
+    """The architecture of a stack of which only the attention is known."""
+    return Architecture(
+        name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention=attention, qkv=_PROJECTIONS,
+        out=out, mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors", head_refused=_OWN_OUTPUT,
+    )  # fmt: skip
 
 
 def _block(
@@ -210,10 +214,7 @@ def _plan_of_products(
             f"{named(twice)} calls scaled_dot_product_attention more than once in a pass; put each call into a "
             f"separate module."
         )
-    start = Architecture(
-        name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="", qkv=_PROJECTIONS, out="",
-        mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors", head_refused=_OWN_OUTPUT,
-    )  # fmt: skip
+    start = _start(plain, label, "", "")
     blocks = [
         _block_of_product(plain, trace, start, use, [other.path for other in uses if other is not use]) for use in uses
     ]

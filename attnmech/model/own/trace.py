@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,7 @@ def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence
     names.
     """
     active: list[str] = []
-    handles = []
+    products: dict[str, ProductCall] = {}
 
     def entering(path: str) -> Callable[..., None]:
         return lambda *_: active.append(path)
@@ -113,8 +113,6 @@ def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence
                 Use(active[-1], True, own, merged, made.k.shape[2], trace.tick(), made.masked, product=made)
             )
 
-    products: dict[str, ProductCall] = {}
-
     def at_named(path: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             x, made = (next(tensors_of(values)) for values in ((*args, *kwargs.values()), output))
@@ -126,19 +124,17 @@ def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence
 
         return keep
 
-    for path, module in named.items():
-        handles += [module.register_forward_pre_hook(entering(path)), module.register_forward_hook(leaving)]
-        if path in attending:
-            handles.append(module.register_forward_hook(at_named(path), with_kwargs=True))
-        if isinstance(module, OurMultiheadAttention):
-            module.core.attnmech_site = Site(trace.in_force, 0)
-            handles += _watch(trace, path, module)
-    try:
-        with watching_products(product):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, watching_products(product):
+        for path, module in named.items():
+            hooks.enter_context(module.register_forward_pre_hook(entering(path)))
+            hooks.enter_context(module.register_forward_hook(leaving))
+            if path in attending:
+                hooks.enter_context(module.register_forward_hook(at_named(path), with_kwargs=True))
+            if isinstance(module, OurMultiheadAttention):
+                module.core.attnmech_site = Site(trace.in_force, 0)
+                for hook in _watch(trace, path, module):
+                    hooks.enter_context(hook)
+        yield
 
 
 def _watch(trace: Traced, path: str, module: OurMultiheadAttention) -> list[Any]:

@@ -71,7 +71,7 @@ class BlockReader:
         self._batch, self._length = attended.q.shape[:2]
         self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
         stream, attn_in = self._by_token(block.input), self._by_token(self._own.input)
-        ended = self._by_token(block.made[0] if block.made else None)
+        ended = self._by_token(block.output)
         if attn_in is None:
             _refuse("its attention is not given one tensor with a row for each token")
         if not start.streams:
@@ -140,7 +140,7 @@ class BlockReader:
         latent = None if values is None else values.latent
         if values is not None and latent is not None:
             shared = next(call for call in self._inside if self._below(call) == latent.projection)
-            both = torch.cat((values.made, self._output(shared)), dim=-1)
+            both = torch.cat((values.made, self._known(shared.made[0])), dim=-1)
             held = self._columns(wanted, both, places)
             if held is None:
                 _refuse("its keys are not columns of the projections that make its values and their latent")
@@ -151,16 +151,14 @@ class BlockReader:
                 if has_matrix(call.module):
                     whole = same(self._by_token(call.input), self._attn_in)
                     latent = None if whole else self._latent(name, call)
-                    return _Source(call, self._output(call), columns, factor, norm, after, latent)
+                    return _Source(call, self._known(call.made[0]), columns, factor, norm, after, latent)
             before = [held for held in holding if self._by_token(held[0].input) is not None]
             if norm is not None or not before:
                 _refuse(f"its {name} are not columns of one projection")
             norm, columns, after = before[-1]
             if columns != tuple(range(len(columns))):
                 _refuse(f"the norm of its {name} orders them differently from its heads")
-            normed_input = self._by_token(norm.input)
-            assert normed_input is not None
-            wanted = normed_input
+            wanted = self._known(norm.input)
 
     def _holding(self, target: _Stream, places: slice) -> Iterator[tuple[Call, tuple[int, ...], float]]:
         """The calls inside the attention whose output holds the target's columns."""
@@ -188,18 +186,12 @@ class BlockReader:
         read = self._by_token(reader.input)
         for norm in self._inside:
             normed_input = self._by_token(norm.input)
-            if normed_input is None or not norm.made or not same(self._by_token(norm.made[0]), read):
+            if normed_input is None or not same(self._by_token(norm.output), read):
                 continue
             for call, columns, factor in self._holding(normed_input, slice(None)):
                 if has_matrix(call.module) and self._reads(call, self._attn_in) and factor == 1:
                     return Latent(self._below(call), columns, self._below(norm))
         _refuse(f"the projection {reader.path!r} of its {name} reads neither the input of its attention nor a latent")
-
-    def _output(self, call: Call) -> _Stream:
-        """The output of a projection."""
-        made = self._by_token(call.made[0])
-        assert made is not None
-        return made
 
     def _with_layout(self, plan: Architecture, q: _Source, k: _Source, v: _Source) -> Architecture:
         """Adds the projections, and the number of key heads before each is repeated for its group of queries."""
@@ -266,17 +258,13 @@ class BlockReader:
 
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
         """Queries or keys, by head, before and after the step that may rotate them."""
-        d_head = value.shape[-1]
+        d_head, by_head = value.shape[-1], "batch position (head d) -> batch position head d"
         before, after = source.factor * as_float64(self._projected(source)), value
         if source.norm is not None and self._norm_is_last(source):
-            normed_input = self._by_token(source.norm.input)
-            assert normed_input is not None
-            after = rearrange(normed_input, "batch position (head d) -> batch position head d", d=d_head)
+            after = rearrange(self._known(source.norm.input), by_head, d=d_head)
         elif source.norm is not None:
-            normed = self._by_token(source.norm.made[0])
-            assert normed is not None
-            before = source.factor_after * as_float64(normed)
-        before = rearrange(before, "batch position (head d) -> batch position head d", d=d_head)
+            before = source.factor_after * as_float64(self._known(source.norm.made[0]))
+        before = rearrange(before, by_head, d=d_head)
         if before.shape[2] != after.shape[2]:
             before = before.repeat_interleave(after.shape[2] // before.shape[2], dim=2)
         return before, as_float64(after)
@@ -307,8 +295,7 @@ class BlockReader:
         if not plan.streams:
             return replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._norm_before())
         plan = replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._attn_norm())
-        raw = self._by_token(out.made[0])
-        assert raw is not None
+        raw = self._known(out.made[0])
         written = [(out, raw), *((call, made) for call, made in self._sums.writes(out.order) if self._reads(call, raw))]
         later = [call for call in self._calls if call.order > out.order and call.path]
         middle = self._sums.middle(written, later)
@@ -323,8 +310,7 @@ class BlockReader:
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
         """Adds the end of a block, from the first module that reads the stream after attention."""
-        entering, normed = self._by_token(norm.input), self._by_token(norm.made[0] if norm.made else None)
-        assert entering is not None
+        entering, normed = self._known(norm.input), self._by_token(norm.output)
         return self._with_mlp(plan, entering, normed, norm.order, later)
 
     def _with_mlp(
@@ -337,7 +323,7 @@ class BlockReader:
             first, last, factor = both
             return replace(plan, mlp_out=last.path, mlp_further=(first.path,), mlp_scale=factor)
         for last in reversed(later):
-            entered, left = self._by_token(last.input), self._by_token(last.made[0] if last.made else None)
+            entered, left = self._by_token(last.input), self._by_token(last.output)
             if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
                 continue
             added = self._sums.added(normed, entered, after, last.order)
@@ -360,12 +346,11 @@ class BlockReader:
     def _gate(self, out: Call) -> Gate | NormGate | None:
         """The gate that multiplies z before W_O; None if W_O reads z itself."""
         z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
-        gated = self._by_token(out.input)
-        assert gated is not None
+        gated = self._known(out.input)
         if same(gated, z):
             return None
         for call in self._inside:
-            made = self._by_token(call.made[0] if call.made else None)
+            made = self._by_token(call.output)
             if self._reads(call, z) and same(made, gated):
                 kind = kind_of(call.module, z)
                 if kind is None or kind.centred or bias_of(call.module) is not None:
@@ -374,7 +359,7 @@ class BlockReader:
         whole, part = as_float64(z), as_float64(gated)
         ratio = torch.where(whole == 0, 0.0, part / whole).flatten(0, 1)
         for call in self._inside:
-            value = self._by_token(call.made[0] if call.made else None)
+            value = self._by_token(call.output)
             if value is None or not has_matrix(call.module) or not self._reads(call, self._attn_in):
                 continue
             for function in _GATES:
@@ -389,16 +374,16 @@ class BlockReader:
         if same(self._attn_in, self._stream):
             return None
         for call in self._calls:
-            before = call.order < self._attended.order and call.made and self._reads(call, self._stream)
-            if before and same(self._by_token(call.made[0]), self._attn_in):
+            before = call.order < self._attended.order and self._reads(call, self._stream)
+            if before and same(self._by_token(call.output), self._attn_in):
                 return call.path
         _refuse("the input of its attention is neither the stream nor a norm of it")
 
     def _norm_before(self) -> str | None:
         """The norm that returns `attn_in`, whatever it reads."""
-        for call in (call for call in self._calls if call.order < self._attended.order and call.made and call.path):
+        for call in (call for call in self._calls if call.order < self._attended.order and call.path):
             is_norm = call.input is not None and call.input.is_floating_point() and kind_of(call.module, call.input)
-            if is_norm and same(self._by_token(call.made[0]), self._attn_in):
+            if is_norm and same(self._by_token(call.output), self._attn_in):
                 return call.path
         return None
 
@@ -435,6 +420,12 @@ class BlockReader:
 
     def _by_token(self, value: Tensor | None) -> _Stream | None:
         return by_token(value, self._batch, self._length)
+
+    def _known(self, value: Tensor | None) -> _Stream:
+        """`_by_token` of a tensor that is known to have a row for each token."""
+        stream = self._by_token(value)
+        assert stream is not None
+        return stream
 
 
 def _refuse(reason: str) -> NoReturn:

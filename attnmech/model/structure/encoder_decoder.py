@@ -74,7 +74,7 @@ class DecoderReader(BlockReader):
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
         """Adds the end of the block: cross-attention, MLP and, in post-norm blocks, the norm after each."""
-        entering, normed = norm.input, norm.made[0] if norm.made else None
+        entering, normed = norm.input, norm.output
         cross, plan = self._cross.call, replace(plan, interposed="cross")
         crossed = cross.made[0]
         if entering is None or normed is None or not same(normed, cross.input):
@@ -302,7 +302,7 @@ class _StacksReader(Reader):
         if same(last.made[0], self._crossed):
             return None
         for call in trace.calls:
-            between = bool(call.made) and same(call.input, last.made[0]) and same(call.made[0], self._crossed)
+            between = same(call.input, last.made[0]) and same(call.output, self._crossed)
             if between and self._kind_of(call) is not None:
                 return call.path
         raise UnreadableError(

@@ -52,10 +52,7 @@ class StreamSums:
 
     def middle(self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]) -> tuple[Call, Call, float] | None:
         """The first module that reads stream + r · attention's output, the module that returns this output, and r."""
-        for call in later:
-            entering = by_token(call.input, *self._stream.shape[:2])
-            if entering is None or entering.shape != self._stream.shape or same(entering, self._stream):
-                continue
+        for call, entering in self._reading(later):
             fits = [(self.fitted(entering, self._stream, [value]), writer) for writer, value in written]
             fitting = [(fit, writer) for fit, writer in fits if fit is not None]
             if fitting:
@@ -72,10 +69,7 @@ class StreamSums:
             (call, value) for call, value in self.writes(0)
             if self.outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
         ]  # fmt: skip
-        for call in later:
-            entering = by_token(call.input, *self._stream.shape[:2])
-            if entering is None or entering.shape != self._stream.shape or same(entering, self._stream):
-                continue
+        for call, entering in self._reading(later):
             for writer, value in written:
                 for mixer, other in mixers:
                     before = mixer.order < call.order
@@ -83,6 +77,13 @@ class StreamSums:
                     if fit is not None:
                         return (call, writer, fit.factors[0]), mixer, fit.factors[1]
         return None
+
+    def _reading(self, later: Sequence[Call]) -> Iterator[tuple[Call, _Stream]]:
+        """The modules that read a stream other than the block's input, each with that stream."""
+        for call in later:
+            entering = by_token(call.input, *self._stream.shape[:2])
+            if entering is not None and entering.shape == self._stream.shape and not same(entering, self._stream):
+                yield call, entering
 
     def added(self, start: _Stream, total: _Stream, after: int, before: int | None = None) -> tuple[Call, float] | None:
         """The outermost module with `total` = `start` + factor · its output, and the factor."""
@@ -134,7 +135,7 @@ class StreamSums:
     def writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:
         """The modules that ended after the moment `after` and returned a tensor of the stream's shape."""
         for call in self._calls:
-            value = by_token(call.made[0] if call.made else None, *self._stream.shape[:2])
+            value = by_token(call.output, *self._stream.shape[:2])
             if call.order > after and call.path and value is not None and value.shape == self._stream.shape:
                 yield call, value
 

@@ -261,7 +261,7 @@ class Reader:
         if last is None:
             return ends | {"head_refused": "its last block has no attention, so no point holds its output"}
         end = trace.call(last)
-        ended = None if end is None or not end.made else end.made[0]
+        ended = None if end is None else end.output
         final = next((call for call in outside if call.made and same(call.input, ended)), None)
         norm = None if final is None else self._kind_of(final)
         if final is None or norm is None:
@@ -331,8 +331,8 @@ class Reader:
     def _norm_before(self, normed: Tensor | None, outside: Sequence[Call]) -> str | None:
         """The norm that returned a tensor, if there is one."""
         for call in outside:
-            made = normed is not None and bool(call.made) and same(call.made[0], normed)
-            if made and not same(call.input, normed) and self._kind_of(call) is not None:
+            made = same(call.output, normed) and not same(call.input, normed)
+            if made and self._kind_of(call) is not None:
                 return call.path
         return None
 

@@ -5,7 +5,7 @@ The pass runs on a copy that uses attnmech's own attention, so it shows what eve
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -39,6 +39,11 @@ class Call:
     kwargs: Mapping[str, Any]
     order: int
     """The number of this call, counted as calls end, over all calls of the pass."""
+
+    @property
+    def output(self) -> Tensor | None:
+        """The first tensor that it returned; None if it returned none."""
+        return self.made[0] if self.made else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,16 +140,12 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 @contextmanager
 def recording(trace: Trace, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None]) -> Iterator[None]:
     """Records the calls of some modules."""
-    handles = []
-    for path, module in recorded.items():
-        entering, leaving = _hooks(trace, path, ended)
-        handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
-        handles.append(module.register_forward_hook(leaving, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for path, module in recorded.items():
+            entering, leaving = _hooks(trace, path, ended)
+            hooks.enter_context(module.register_forward_pre_hook(entering, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(leaving, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _hooks(
