@@ -47,7 +47,7 @@ from .methods.steering.steer import steer as steer  # matter
 from .methods.trajectory.result import trajectory as trajectory  # heads
 from .methods.updates.result import residual_updates as residual_updates  # write
 from .model.files.load import load as load
-from .model.files.untrained import untrained as untrained
+from .model.files.load import untrained as untrained
 from .model.inputs.images import PatchGrid as PatchGrid
 from .model.proof.certify import certify as certify
 from .model.run.hooked import HookedModel as HookedModel

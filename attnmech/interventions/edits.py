@@ -30,9 +30,8 @@ from ..errors import InputError
 from ..maths.softmax import left_for_sink
 from ..results.codec import packed
 from ..results.mean_qk import MeanQK
-from .place import BatchPart, Block, Place
 from .selection import CheckedKeys, Span, checked_keys, checked_span, keys_shown, span_shown
-from .values import Values, checked_values
+from .values import BatchPart, Block, Place, Values, checked_values
 
 EDITS: Final[dict[str, type["Edit"]]] = {}
 """All edits, by class name; files store these names."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnmech.errors import InputError
 from attnmech.interventions import Intervention
 from attnmech.interventions.edits import EDITS, PointEdit
-from attnmech.interventions.place import BatchPart
+from attnmech.interventions.values import BatchPart
 
 SHAPES = {"z": ("head", "d_head"), "q": ("head", "d_head"), "k": ("kv_head", "d_head"), "v": ("kv_head", "d_head")}
 ROTATED = (("gpt2", "z"), ("llama", "k"), ("llama", "v"), ("bloom", "q"), ("gemma2", "resid_pre"), ("opt", "resid_mid"),

@@ -14,8 +14,7 @@ from ...batch import Batch
 from ...errors import InputError
 from ...interventions.edits import Edit, KeyEdit, PatternEdit, PointEdit, Scale, ValueEdit
 from ...interventions.intervention import Intervention
-from ...interventions.place import BatchPart, Block
-from ...interventions.values import Values
+from ...interventions.values import BatchPart, Block, Values
 from ...maths.scores import ScoreParts
 from ...maths.softmax import Attention
 from ...points import PointKey, full_name

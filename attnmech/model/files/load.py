@@ -1,5 +1,6 @@
 """Makes a `HookedModel` with its certificate from a name, a folder, a file or a model object."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ...basics.arguments import option, optional_flag, shown
+from ...basics.arguments import option, optional_flag, shown, whole_number
 from ...basics.files import path_of
 from ...basics.messages import first_line, warn_user
 from ...basics.public import public
@@ -26,13 +27,14 @@ from ..inputs.processors import check_processor, processor_in
 from ..own.module import OwnModule
 from ..own.structure import read_own
 from ..parts.memory import names_lack_of_memory
+from ..parts.packed import quantised_as, require_movable, require_unquantised
 from ..parts.settings import require_own_settings
 from ..parts.weights import check_finite, check_real
 from ..proof.certify import check_runs, prove
 from ..proof.depth import FULL, SHORT
 from ..proof.merged import MergedProof
 from ..proof.probe import Passes
-from ..run.hooked import HookedModel
+from ..run.hooked import HookedModel, require_model
 from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, moved, uncompiled
 from ..structure.plan import architectures_of, described, require_transformers, unwrapped
@@ -41,7 +43,6 @@ from ..structure.signals import argument_of
 from ..structure.text_part import sense_of
 from . import adapters
 from .gguf import dequantised, is_gguf
-from .quantised import quantised_as, require_movable, require_unquantised
 from .split import check_joined, devices_of, joined, without_dispatch
 from .stored import READING, SHARDED, WHOLE, check_complete, check_labels, check_stored, precision_of
 from .unbridged import Unbridged, unbridged
@@ -499,3 +500,34 @@ def _from_hub(name: str) -> Path:
         raise ModelNotFoundError(f"the hub has no model {name!r} that you may read: {first_line(error)}") from error
     except Exception as error:  # the class depends on which http client the hub library uses
         raise ModelNotFoundError(f"{unreachable} ({first_line(error)}).") from error
+
+
+@public
+def untrained(model: HookedModel, seed: int = 0) -> HookedModel:
+    """A model of the same config and tokenizer with random weights, as transformers initialises them.
+
+    >>> import attnmech as am
+    >>> am.untrained(am.load(), seed=1).name
+    'demo (random weights, seed 1)'
+
+    Args:
+        model: the model.
+        seed: the seed of the random weights; torch's global generator is left alone.
+
+    Returns:
+        A new model, which takes as much memory as the original.
+    """
+    require_model(model)
+    if model.is_own:
+        raise InputError(
+            "untrained is for transformers models, which can be made anew from their config; make a new instance of "
+            "your module, and load it: am.load(module, example=...)."
+        )
+    seed = whole_number("seed", seed, most=2**63 - 1)
+    kind = type(model.plain)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = kind._from_config(copy.deepcopy(model.plain.config), dtype=model.dtype)  # type: ignore[no-untyped-call]
+    random = load(made.eval(), tokenizer=model.tokenizer, device=model.device, bos=getattr(model.encoder, "bos", None))
+    random.name = f"{model.name} (random weights, seed {seed})"
+    return random

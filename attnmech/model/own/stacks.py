@@ -15,8 +15,7 @@ from ..parts.modules import has_module, submodule
 from ..parts.weights import Separate
 from ..structure.architecture import Architecture
 from ..structure.block_structure import BlockReader, UnreadableError
-from ..structure.factors import Factors
-from ..structure.traced import Attended, Call, calls_within, same
+from ..structure.traced import Attended, Call, Factors, calls_within, same
 from .attention import described_as
 from .module import Layer, OwnModule, blocks_of
 from .trace import Traced, Use, above, named, parent
@@ -124,7 +123,7 @@ def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> t
 
 
 def _start(plain: OwnModule, label: str, attention: str, out: str) -> Architecture:
-    """The architecture of a stack of which only the attention is known."""
+    """The architecture of a stack, with only its attention."""
     return Architecture(
         name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention=attention, qkv=_PROJECTIONS,
         out=out, mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors", head_refused=_OWN_OUTPUT,

@@ -8,7 +8,7 @@ from ...basics.arguments import index_of, shown
 from ...errors import InputError
 from ...interventions import Head, Intervention
 from ...interventions.edits import Scale
-from ...interventions.place import BatchPart, Place
+from ...interventions.values import BatchPart, Place
 from ...points import PointKey, PointName
 from ..attention.applied import Applied
 from ..attention.in_force import Hook

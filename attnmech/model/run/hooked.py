@@ -21,7 +21,7 @@ from ...basics.public import public
 from ...batch import Batch
 from ...errors import CertificateError, InputError
 from ...interventions import Heads, Intervention
-from ...interventions.place import BatchPart
+from ...interventions.values import BatchPart
 from ...points import PointName
 from ...results.provenance import Provenance
 from ..attention.applied import Applied
@@ -34,7 +34,6 @@ from ..inputs.lengths import warn_of_batch, warn_of_length
 from ..inputs.own_inputs import OwnInputs
 from ..own.module import NO_TOKENS
 from ..parts.hashes import WeightsHash, model_hash
-from ..parts.predictions import Prediction, predicted_by
 from ..parts.settings import require_own_settings
 from ..parts.weights import AttentionWeights
 from ..stack.carried import captured_norms
@@ -44,10 +43,10 @@ from ..stack.stack import Stack, stack_labelled
 from ..structure.architecture import Architecture
 from ..structure.passes_apart import follows_length
 from .applying import placed_hooks, placed_intervention, require_means
-from .bridges import Bridges
+from .bridge import Bridges
 from .generation import Continuing, Generated, Sampling, ends_of
 from .gradients import Measure, run_with_gradients
-from .loss import text_losses
+from .loss import Prediction, predicted_by, text_losses
 from .masking import mask_id_of
 from .wired import WiredModel
 

@@ -1,17 +1,34 @@
-"""Computes the mean cross-entropy of each text's next tokens, or of its masked tokens."""
+"""Says what a model's logits predict; computes the mean cross-entropy of a text's next tokens, or of masked tokens."""
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ...batch import Batch
 from ...errors import InputError
 from ...maths.float64 import as_float64
 from ...maths.metrics import cross_entropy
 from .masking import MaskedCopies
+
+Prediction: TypeAlias = Literal["next token", "masked token", "output", "other"]
+"""What a model predicts at each token; "output" stands for classes, or whatever a user's own module returns."""
+
+
+def predicted_by(model: PreTrainedModel, *, causal: bool, writes_tokens: bool) -> Prediction:
+    """What a model with logits predicts, judged by its class in transformers and its attention."""
+    names = [kind.__name__ for kind in type(model).__mro__]
+    if not writes_tokens or any(part in name for name in names for part in ("Classification", "SentencePrediction")):
+        return "output"
+    if causal:
+        return "next token"
+    # The heads of XLM and FlauBERT have an older name than those of other families.
+    masked = any(name.endswith(("ForMaskedLM", "XLMWithLMHeadModel", "FlaubertWithLMHeadModel")) for name in names)
+    return "masked token" if masked else "other"
+
 
 LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]
 """Computes the logits of a batch."""

@@ -21,9 +21,8 @@ from ..parts.norms import kind_of
 from ..parts.position import FORMS, Rotary, as_tables, rotary_tables, tables_for, tables_of
 from ..parts.weights import Columns, Expanded, Latent, Separate, bias_of, has_matrix
 from .architecture import Architecture
-from .factors import Factors
 from .stream_sums import StreamSums
-from .traced import Attended, Call, by_token, columns_of, distance, same
+from .traced import Attended, Call, Factors, by_token, columns_of, distance, same
 
 _ROUNDINGS: Final = 32
 """Two computations of one value differ by at most this many roundings."""

@@ -21,10 +21,9 @@ from ..parts.weights import Separate, at_home
 from .architecture import Architecture
 from .block_structure import BlockReader, UnreadableError
 from .copies import copy_of
-from .factors import Factors
 from .signals import KINDS, signal_of
 from .structure import SEED, TEXTS, Reader, common_plan, family
-from .traced import Attended, Call, Trace, calls_within, distance, factor_of, same
+from .traced import Attended, Call, Factors, Trace, calls_within, distance, factor_of, same
 
 
 class CrossReader(BlockReader):

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...maths.float64 import as_float64
-from .factors import Factors
-from .traced import Call, by_token, same
+from .traced import Call, Factors, by_token, same
 
 _LEAST: Final = 1e-2
 """The smallest factor of an addition to the stream that counts: with a factor of 0, any value would fit."""

@@ -27,11 +27,10 @@ from ..parts.weights import Separate, as_stored, bias_of
 from .architecture import Architecture
 from .block_structure import BlockReader, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
-from .factors import Factors
 from .refused import NO_STREAM
 from .signals import Signal, signal_config, signal_of
 from .text_part import placeholders_of, text_ids, text_modules
-from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass, traced_attention
+from .traced import TRACED, Attended, Call, Factors, Trace, distance, factor_of, same, trace_pass, traced_attention
 
 TEXTS: Final = 8
 _LENGTH: Final = 11

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import UnsupportedModelError, WeightsError
-from attnmech.model.files.quantised import require_unquantised
 from attnmech.model.files.stored import SHARDED, WHOLE
+from attnmech.model.parts.packed import require_unquantised
 
 IDS = torch.arange(3, 12)[None]
 
