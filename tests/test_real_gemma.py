@@ -139,5 +139,8 @@ def test_the_report(gemma: Gemma) -> None:
     assert len(report.measured) == 2 and report.expected is not None
     page = report.to_html()
     assert "(dequantised from Q5_0, Q4_K, Q8_0, Q6_K)" in page
-    assert '<h1 id="headline">On this text, ' in page and "L5H1 gives 86\u00a0% of its attention to the token after" in page
+    assert (
+        '<h1 id="headline">On this text, ' in page
+        and "L5H1 gives 86\u00a0% of its attention to the token after" in page
+    )
     assert 500_000 < len(page) < 8_000_000

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from .section import Choice
+from .text import rounded
 
 TYPE: Final = "type"
 """The colour of heads by type, in the choice "colour"."""
@@ -78,7 +79,7 @@ class PageHeads:
                 number.name: {
                     "label": number.label,
                     "group": number.group,
-                    "values": [_rounded(value) for value in number.values.flat],
+                    "values": [rounded(value) for value in number.values.flat],
                     **({} if number.clear is None else {"clear": number.clear.reshape(-1).tolist()}),
                 }
                 for number in self.numbers
@@ -86,8 +87,3 @@ class PageHeads:
             "sentences": [sentence for heads in self.sentences for sentence in heads],
             "attended": [dict(counts) for heads in self.attended for counts in heads],
         }
-
-
-def _rounded(value: float) -> float | None:
-    """Rounds to six digits (the page shows three); None where undefined."""
-    return float(f"{value:.6g}") if np.isfinite(value) else None

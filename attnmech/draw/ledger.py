@@ -190,10 +190,8 @@ def likeliest(
     return order
 
 
-def widest_row(
-    scores: Float[np.ndarray, "query key"], pattern: Float[np.ndarray, "query key"], rows: Sequence[int] | None = None
-) -> int:
-    """The row, of these or of all, whose drawn keys differ most in their scores; the first of equal ones.
+def widest_row(scores: Float[np.ndarray, "query key"], pattern: Float[np.ndarray, "query key"]) -> int:
+    """The row whose drawn keys differ most in their scores; the first of equal ones.
 
     >>> widest_row(np.array([[1, np.nan], [5, 2]]), np.array([[1, 0], [0.95, 0.05]]))
     1
@@ -201,8 +199,7 @@ def widest_row(
     drawn = np.take_along_axis(scores, likeliest(scores, pattern)[:, :MOST_KEYS], axis=-1)
     seen = np.isfinite(drawn)
     reach = np.where(seen, drawn, -np.inf).max(axis=-1) - np.where(seen, drawn, np.inf).min(axis=-1)
-    among = np.arange(len(scores)) if rows is None else np.array(rows)
-    return int(among[reach[among].argmax()])
+    return int(reach.argmax())
 
 
 _OF_ROW: Final = ("layer", "head", "query")

@@ -116,7 +116,9 @@ FOCUS_NUMBERS: Final = ("self_top", "first_top", "previous_top", "concentration"
 """The fields of `FocusNumbers` that hold numbers by layer and head."""
 
 Side = Literal["query", "target"]
-"""Sides of an update: the vector added at the query, or the vector that the most attended key's value would write."""
+"""Sides of an update, in this order: the vector added at the query, and the vector that the most attended key's value
+would write.
+"""
 
 
 @dataclass(frozen=True)
@@ -127,31 +129,20 @@ class UpdateNumbers:
     """The text's tokens as the tokenizer gave them."""
     layers: tuple[int, ...]
     """The labels of the layers; heads are numbered from 0."""
-    magnitude: Float32[np.ndarray, "layer head token"]
-    """‖u‖ / ‖x‖ at the query, where u is the head's update and x the residual stream that enters the block."""
-    orientation: Float32[np.ndarray, "layer head token"]
-    """cos(u, x) at the query, -1 to 1; NaN where u is 0."""
-    target_magnitude: Float32[np.ndarray, "layer head token"]
-    """‖v W_O‖ / ‖x‖ of the key that this query attends to most, without its probability; NaN where undefined."""
-    target_orientation: Float32[np.ndarray, "layer head token"]
-    """cos(v W_O, x) of that key; NaN where undefined."""
+    magnitude: Float32[np.ndarray, "side layer head token"]
+    """‖u‖ / ‖x‖, by side: of the head's update u and the residual stream x that enters the block, at the query; and of
+    v W_O, without its probability, at the key that this query attends to most. NaN where undefined.
+    """
+    orientation: Float32[np.ndarray, "side layer head token"]
+    """cos(u, x) by side, -1 to 1; NaN where u is 0 or undefined."""
     attended: Int32[np.ndarray, "layer head token"]
     """The key that each query attends to most; -1 where it has no choice."""
     nouns: Nouns = TEXT
     """The words for the input and its positions."""
 
     def __post_init__(self) -> None:
-        check_fields(self, {"layer": len(self.layers), "token": len(self.tokens)})
-        names = ("magnitude", "orientation", "target_magnitude", "target_orientation")
-        _require_finite({name: getattr(self, name) for name in names})
-
-    def magnitude_of(self, side: Side) -> Float32[np.ndarray, "layer head token"]:
-        """The update's length relative to the stream's."""
-        return self.magnitude if side == "query" else self.target_magnitude
-
-    def orientation_of(self, side: Side) -> Float32[np.ndarray, "layer head token"]:
-        """The update's cosine with the stream."""
-        return self.orientation if side == "query" else self.target_orientation
+        check_fields(self, {"side": 2, "layer": len(self.layers), "token": len(self.tokens)})
+        _require_finite({"magnitude": self.magnitude, "orientation": self.orientation})
 
 
 def _require_finite(arrays: Mapping[str, np.ndarray | None]) -> None:

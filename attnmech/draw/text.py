@@ -8,6 +8,7 @@ Tokens, titles and facts may contain anything, including markup and invisible ch
 
 import html
 import json
+import math
 import re
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, Context
@@ -102,6 +103,11 @@ def token_labels(tokens: Iterable[str]) -> list[str]:
 def plotly_text(text: str) -> str:
     """Escapes text for a plotly string, in which tags, entities and `$…$` are interpreted, but `&quot;` is not."""
     return html.escape(text, quote=False).replace("$", "&#36;")
+
+
+def rounded(value: float) -> float | None:
+    """Rounds a number of a page to six digits; None for NaN and infinities, which JSON lacks."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def bound(value: float, digits: int = 1) -> str:

@@ -101,10 +101,8 @@ def updates(view: ScoreNumbers) -> UpdateNumbers:
     return UpdateNumbers(
         tokens=TOKENS,
         layers=(2, 4, 5),
-        magnitude=magnitude[0],
-        orientation=orientation[0],
-        target_magnitude=magnitude[1],
-        target_orientation=orientation[1],
+        magnitude=magnitude,
+        orientation=orientation,
         attended=attended,
     )
 
@@ -178,9 +176,9 @@ def uncentred(view: ScoreNumbers) -> ScoreNumbers:
 
 def shown_layers(updates: UpdateNumbers, view: ScoreNumbers) -> UpdateNumbers:
     """The updates of the page's layers."""
-    names = ("magnitude", "orientation", "target_magnitude", "target_orientation", "attended")
     places = [updates.layers.index(layer) for layer in view.layers]
-    return replace(updates, layers=view.layers, **{name: getattr(updates, name)[places] for name in names})
+    by_side = {name: getattr(updates, name)[:, places] for name in ("magnitude", "orientation")}
+    return replace(updates, layers=view.layers, attended=updates.attended[places], **by_side)
 
 
 @pytest.fixture(scope="session")

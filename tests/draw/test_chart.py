@@ -105,8 +105,7 @@ def test_the_ring_goes_to_the_chosen_head(focus: FocusNumbers) -> None:
 @pytest.mark.parametrize(("side", "layer", "head"), [("query", 0, 0), ("query", 2, 1), ("target", 1, 2)])
 def test_figures_7_to_10_are_those_of_the_layer(updates: UpdateNumbers, side: Any, layer: int, head: int) -> None:
     sides: Any = ("query", "target")
-    magnitude = np.stack([updates.magnitude_of(each) for each in sides])
-    orientation = np.stack([updates.orientation_of(each) for each in sides])
+    magnitude, orientation = updates.magnitude, updates.orientation
     attended, tokens = updates.attended, updates.tokens
     chosen = {"side": sides.index(side), "layer": layer, "head": head}
     of_layer = magnitude[chosen["side"], layer], orientation[chosen["side"], layer]
@@ -235,8 +234,8 @@ def test_points_agree_with_a_loop(updates: UpdateNumbers) -> None:
     layer, seen = 0, 0
     figure = of_one_layer(
         orientation_by_magnitude_chart,
-        updates.magnitude[layer],
-        updates.orientation[layer],
+        updates.magnitude[0, layer],
+        updates.orientation[0, layer],
         attended=updates.attended[layer],
         tokens=updates.tokens,
         side="query",
@@ -247,7 +246,7 @@ def test_points_agree_with_a_loop(updates: UpdateNumbers) -> None:
         for query in range(7):
             key = updates.attended[layer, head, query]
             mark = "none" if key < 0 else "self" if key == query else "first" if key == 0 else "other"
-            point = (updates.magnitude[layer, head, query], updates.orientation[layer, head, query])
+            point = (updates.magnitude[0, layer, head, query], updates.orientation[0, layer, head, query])
             for group in ("all", "chosen")[: 1 + (head == 2)]:
                 trace = traces[f"{group} {mark}"]
                 assert point in points(trace)
@@ -279,7 +278,7 @@ def test_tokens_of_another_text_and_unknown_heads_are_refused() -> None:
 
 
 def test_views_of_wrong_shape_or_range_are_refused(updates: UpdateNumbers) -> None:
-    with pytest.raises(ValueError, match=r"`magnitude` must be .* with layer=3, token=6; got"):
+    with pytest.raises(ValueError, match=r"`magnitude` must be .* with side=2, layer=3, token=6; got"):
         replace(updates, tokens=updates.tokens[:6])
     with pytest.raises(InputError, match="`orientation` must be finite, or NaN"):
-        replace(updates, orientation=np.full((3, 3, 7), np.inf, dtype=np.float32))
+        replace(updates, orientation=np.full((2, 3, 3, 7), np.inf, dtype=np.float32))

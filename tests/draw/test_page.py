@@ -192,7 +192,7 @@ def test_a_page_of_4_layers_8_heads_and_64_tokens_is_small() -> None:
     view = big_view()
     focus = FocusNumbers(view.layers, fraction, fraction, fraction, fraction, "all rows")
     updates = UpdateNumbers(
-        view.tokens, view.layers, number, number, number, number, number.argsort(axis=2).astype(np.int32)
+        view.tokens, view.layers, *[np.stack([number, number])] * 2, number.argsort(axis=2).astype(np.int32)
     )
     further = [*focus_sections(focus, "focus", view.layers), *update_sections(updates, "updates")]
     size = len(page(view, sections_of(view)).encode())

@@ -12,7 +12,7 @@ from attnmech.draw.style import MARKS
 from attnmech.draw.text import percent, signed, visible_token
 from attnmech.methods.focus.section import focus_sections
 from attnmech.methods.scores.section import score_sections
-from attnmech.methods.updates.section import SIDES, update_sections
+from attnmech.methods.updates.section import update_sections
 
 from .conftest import TOKENS, uncentred
 
@@ -103,8 +103,8 @@ def test_focus_names_the_highest_head_and_counts_those_with_half(focus: FocusNum
 def test_updates_tell_medians_signs_and_the_largest(updates: UpdateNumbers) -> None:
     told = findings(update_sections(updates, "updates"))
     for side, layer, head in product(range(2), range(3), range(3)):
-        magnitude = updates.magnitude_of(SIDES[side])[layer, head]
-        orientation = updates.orientation_of(SIDES[side])[layer, head]
+        magnitude = updates.magnitude[side, layer, head]
+        orientation = updates.orientation[side, layer, head]
         sizes = [float(value) for value in magnitude if value > 0]
         cosines = [float(value) for value in orientation if np.isfinite(value)]
         name = f"L{updates.layers[layer]}H{head}"
@@ -129,7 +129,7 @@ def test_magnitudes_are_told_by_where_heads_attend_most(updates: UpdateNumbers) 
         found: dict[str, list[float]] = {mark: [] for mark in MARKS}
         for head, query in product(range(3), range(7)):
             key = updates.attended[layer, head, query]
-            size = float(updates.magnitude_of(SIDES[side])[layer, head, query])
+            size = float(updates.magnitude[side, layer, head, query])
             if key >= 0 and size > 0:
                 found["self" if key == query else "first" if key == 0 else "other"].append(size)
         parts = [

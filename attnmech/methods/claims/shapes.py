@@ -28,11 +28,6 @@ class Shape:
     wider: bool
     """Whether controls also come from other layers."""
 
-    @property
-    def enumerated(self) -> bool:
-        """Whether `sets` contains every set of the shape."""
-        return len(self.sets) == self.possible
-
 
 def same_shape(heads: Sequence[Head], layers: Sequence[int], n_heads: int, most: int, seed: int = 0) -> Shape:
     """Returns the sets with the same number of heads in each of the same layers: all sets, or `most` drawn with `seed`.

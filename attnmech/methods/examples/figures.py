@@ -1,14 +1,13 @@
 """Shows the example rows of a head as text, shaded by attention."""
 
 import json
-import math
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final
 
 from ...draw.packing import pack_texts
 from ...draw.scripts import of_question
-from ...draw.text import percent, visible_token
+from ...draw.text import percent, rounded, visible_token
 from .example import Example
 
 SCRIPT: Final = of_question("examples", tuple(files(__package__) / name for name in ("examples.js", "examples.css")))
@@ -30,7 +29,7 @@ def packed_layer(heads: Sequence[tuple[int, float, Sequence[float], Sequence[Seq
         {
             "rows": rows,
             "share": percent(share, 1),
-            "quantiles": [_rounded(value) for value in quantiles],
+            "quantiles": [rounded(value) for value in quantiles],
             "sheets": [[_row(example, token) for example in examples] for examples in sheets],
         }
         for rows, share, quantiles, sheets in heads
@@ -47,12 +46,12 @@ READING: Final = (
 def _row(example: Example, token: Any) -> dict[str, Any]:
     keys = zip(example.keys, example.key_tokens, example.key_weights, strict=True)
     return {
-        "value": _rounded(example.value),
+        "value": rounded(example.value),
         "text": example.text,
         "position": example.position,
         "query": example.query_at,
         "tokens": [token(text) for text in example.tokens],
-        "keys": [[position, token(text), _rounded(weight)] for position, text, weight in keys],
+        "keys": [[position, token(text), rounded(weight)] for position, text, weight in keys],
     }
 
 
@@ -60,8 +59,3 @@ def _spaced(token: str) -> str:
     """A token as a reader sees it in running text: a space before a word stays a space."""
     isolated = token.startswith(" ") and token[1:].strip()
     return f" {visible_token(token[1:])}" if isolated else visible_token(token)
-
-
-def _rounded(value: float) -> float | None:
-    """Rounds to six digits; None where undefined."""
-    return None if math.isnan(value) else float(f"{value:.6g}")

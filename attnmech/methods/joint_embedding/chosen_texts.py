@@ -29,8 +29,6 @@ class ChosenTexts:
     documents: tuple[int, ...]
     seen: int
     """The number of texts in the corpus."""
-    truncated: int
-    """The number of the corpus's texts that were cut to the model's length."""
 
 
 def choose_texts(
@@ -43,9 +41,9 @@ def choose_texts(
     """
     kept: list[tuple[int, int, int, Tensor | Tokenized]] = []
     """The rank, number, length and content of each text."""
-    total = seen = truncated = 0
+    total = seen = 0
     for part in batches(inputs, model, truncate=truncate, bos=bos):
-        seen, truncated = seen + len(part.documents), truncated + part.truncated
+        seen += len(part.documents)
         numbers = (numbers.tolist() for numbers in (part.batch.digests, part.documents, part.batch.lengths))
         for digest, number, length, content in zip(*numbers, _contents(part, model), strict=True):
             kept.append((int(Philox(key=[seed, digest % 2**64]).random_raw()), number, length, content))
@@ -54,9 +52,7 @@ def choose_texts(
         while total > tokens and len(kept) > 1:
             total -= kept.pop()[2]
     kept.sort(key=lambda entry: entry[1])
-    return ChosenTexts(
-        _joined(model, [entry[-1] for entry in kept]), tuple(entry[1] for entry in kept), seen, truncated
-    )
+    return ChosenTexts(_joined(model, [entry[-1] for entry in kept]), tuple(entry[1] for entry in kept), seen)
 
 
 def _contents(part: CorpusBatch, model: HookedModel) -> Sequence[Tensor | Tokenized]:

@@ -18,7 +18,7 @@ from ...draw.packing import pack_keys, pack_texts, pack_values
 from ...draw.scripts import of_question
 from ...draw.section import Section
 from ...draw.sentence import sentence_view
-from ...draw.text import visible_token
+from ...draw.text import rounded, visible_token
 from ...runs.token_types import TOKEN_TYPES
 from .embedded_points import EmbeddedPoints, searched
 from .numbers import NUMBERS
@@ -118,8 +118,8 @@ def _data(embedded: EmbeddedPoints) -> dict[str, Any]:
         "about": [
             {
                 "kind": kinds.index(kind) if kind else -1,
-                "scale": _plain(scale),
-                "curve": [[_plain(value) for value in values] for values in curve],
+                "scale": rounded(scale),
+                "curve": [[rounded(value) for value in values] for values in curve],
                 "numbers": of_head,
             }
             for kind, scale, curve, of_head in zip(
@@ -134,7 +134,7 @@ def _data(embedded: EmbeddedPoints) -> dict[str, Any]:
         "texts": {number: _sentence(embedded, number, layers) for number in embedded.patterns},
         "notes": list(embedded.notes),
         "anomalies": [
-            [layers.index(layer), head, what, _plain(number)] for layer, head, what, number in embedded.anomalies
+            [layers.index(layer), head, what, rounded(number)] for layer, head, what, number in embedded.anomalies
         ],
         "images": None if embedded.images is None else _images(embedded.images, embedded.labels),
     }
@@ -180,7 +180,7 @@ def _numbers(embedded: EmbeddedPoints, place: int) -> dict[str, float | None]:
     for projection, measures in embedded.after.items():
         for name in ("correlation", "trustworthiness"):
             known[f"{name} ({NAMES[projection]})"] = float(measures[name][place])
-    return {label: _plain(value) for label, value in known.items()}
+    return {label: rounded(value) for label, value in known.items()}
 
 
 def _meaning(label: str) -> str:
@@ -232,8 +232,3 @@ def _images(images: PatchImages, labels: Sequence[str]) -> dict[str, Any]:
         "place": pack_keys(np.array(places)[None], axes=1),
         "colours": pack_keys(images.colours.long().numpy()[None], axes=1),
     }
-
-
-def _plain(value: float) -> float | None:
-    """Rounds a value to six digits for JSON; None for NaN and infinities."""
-    return float(f"{value:.6g}") if np.isfinite(value) else None

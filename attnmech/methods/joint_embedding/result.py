@@ -251,7 +251,7 @@ def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan) ->
         raise InputError("`truncate` needs an iterator of texts, such as iter(texts).")
     batch = model.encode(cast(Inputs, inputs), bos=plan.bos)
     batch.require_text_alone("embedded")
-    return ChosenTexts(batch, tuple(range(len(batch.ids))), len(batch.ids), 0)
+    return ChosenTexts(batch, tuple(range(len(batch.ids))), len(batch.ids))
 
 
 def _check(plan: Plan, tokens: int, d_head: int, dtype: torch.dtype) -> None:

@@ -241,10 +241,10 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
             return self._map(figure, layer, head)
         option("figure", figure, dict.fromkeys((*(self.FIGURES if self.parts is None else ()), *self.quantities)))
         name, of_target, _ = figure.partition(SUFFIXES[1])
-        place, side = 0 if layer is None else self._place_of(layer), SIDES[bool(of_target)]
+        place, side = 0 if layer is None else self._place_of(layer), int(bool(of_target))
         view = update_numbers(self, text)
-        magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
-        options: dict[str, Any] = {"side": side, "head": head}
+        magnitude, orientation = view.magnitude[side, place], view.orientation[side, place]
+        options: dict[str, Any] = {"side": SIDES[side], "head": head}
         if name == "magnitude":
             return draw.of_one_layer(draw.magnitude_histograms_chart, magnitude, **options)
         if name == "orientation":
@@ -372,16 +372,15 @@ def update_numbers(
     places = [updates._place_of(layer) for layer in layers]
     key = updates.top_key[places][:, :, text][..., here]
 
-    def rows(statistic: str) -> Any:
-        return updates.by_row(statistic)[places][:, :, text][..., here].float().numpy()
+    def by_side(*statistics: str) -> Any:
+        rows = torch.stack([updates.by_row(statistic)[places] for statistic in statistics])
+        return rows[:, :, :, text][..., here].float().numpy()
 
     return UpdateNumbers(
         tokens=tuple(updates.tokens[text][place] for place in here.tolist()),
         layers=tuple(layers),
-        magnitude=rows("magnitude"),
-        orientation=rows("orientation"),
-        target_magnitude=rows("target_magnitude"),
-        target_orientation=rows("target_orientation"),
+        magnitude=by_side("magnitude", "target_magnitude"),
+        orientation=by_side("orientation", "target_orientation"),
         attended=torch.where(key >= 0, key - int(here[0]), -1).int().numpy(),
         nouns=nouns,
     )

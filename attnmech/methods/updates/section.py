@@ -47,8 +47,7 @@ _OF_HEAD: Final = ("side", "layer", "head")
 def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
     """Figures 7 to 10 of every layer; `call` is the Python expression for the result."""
     nouns = view.nouns
-    magnitude = np.stack([view.magnitude_of(side) for side in SIDES])
-    orientation = np.stack([view.orientation_of(side) for side in SIDES])
+    magnitude, orientation = view.magnitude, view.orientation
     positive = np.where(magnitude > 0, magnitude, np.nan)
     off = carried_error(ByChoice(positive, _OF_HEAD, logarithmic=True))
     points: dict[str, Any] = {"attended": view.attended, "tokens": view.tokens, "nouns": nouns}

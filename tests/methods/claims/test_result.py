@@ -279,11 +279,11 @@ def test_the_null_is_every_set_of_the_shape() -> None:
         for other in [(2, h) for h in range(5)]
     }
     assert {*shape.sets} == wanted and len(shape.sets) == shape.possible == 50
-    assert shape.sets[0] == ((0, 1), (0, 3), (2, 2)) and shape.enumerated and not shape.wider
+    assert shape.sets[0] == ((0, 1), (0, 3), (2, 2)) and not shape.wider
     wide = same_shape([(0, 1), (2, 0)], range(4), 3, 1000)
     assert wide.wider and len({*wide.sets}) == wide.possible == 6 * 9
     drawn = same_shape([(0, 1), (1, 3), (2, 2)], range(3), 8, 100, seed=4)
-    assert len({*drawn.sets}) == 100 and drawn.possible == 512 and not drawn.enumerated
+    assert len({*drawn.sets}) == 100 and drawn.possible == 512
     assert drawn == same_shape([(0, 1), (1, 3), (2, 2)], range(3), 8, 100, seed=4)
     assert all([layer for layer, _ in each] == [0, 1, 2] for each in drawn.sets)
     # Drawn sets are equally likely: χ² of 34 degrees of freedom.
