@@ -8,10 +8,10 @@ types together, and is not trivially small.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -43,97 +43,11 @@ from .retrieval import HighestKeys, Retrieval
 from .sums import AROUND_KEY, HeadTypeSums
 from .type_scores import TRIVIAL_MASS, ByType, TypeScores
 
-
-@dataclass(frozen=True)
-class HeadExample:
-    """An example row of a head's attention: the tokens up to the query, and the tokens around the key."""
-
-    before: Sequence[str]
-    around: Sequence[str]
-    key_at: int
-    """The index of the key in `around`."""
-    weight: float
-    """The attention that the key receives."""
-    distance: int
-    """Query − key."""
-
-
-@dataclass(frozen=True)
-class HeadRow:
-    """A head's row of the table; NaN for numbers that were not measured."""
-
-    layer: int
-    head: int
-    types: Sequence[str]
-    nearest: str
-    """The type that the numbers describe: the first claimed type, or the one nearest to a claim."""
-    score: float
-    baseline: float
-    low: float
-    """The interval of score − baseline."""
-    high: float
-    writes: float
-    copying: float
-    example: HeadExample | None
-
-
 SCRIPT: Final = of_question("head_types", tuple(files(__package__) / name for name in ("atlas.js", "atlas.css")))
 """The script that draws the table."""
 
 COLUMNS = ("head", "type", "score", "baseline", "above baseline", "writes", "copying", "example")
 """The columns of the table. The section's text gives the units."""
-
-
-def atlas_view(rows: Sequence[HeadRow]) -> View:
-    """Builds a table that the reader can sort by a click on a column and filter by type.
-
-    >>> view = atlas_view([HeadRow(2, 6, ("induction",), "induction", 0.957, 0.06, 0.8, 1.0, 3.1, 0.99, None)])
-    >>> view.data["rows"][0]["cells"][2:6]
-    ['0.957', '0.060', '+0.80 to +1.00', '+3.1']
-    >>> view.data["types"]
-    ['induction']
-    """
-    types = list(dict.fromkeys(name for row in rows for name in row.types))
-    data = {
-        "columns": COLUMNS,
-        "rows": [_row(row) for row in rows],
-        "types": types,
-        "letters": {name: letter_of(name) for name in sorted({*types, *(row.nearest for row in rows)}) if name},
-    }
-    return View("atlas", "All heads", "", data, (SCRIPT,))
-
-
-def _row(row: HeadRow) -> dict[str, object]:
-    above = "" if math.isnan(row.low) else f"{signed(row.low, '.2f')} to {signed(row.high, '.2f')}"
-    values = (row.layer * 100_000 + row.head, None, row.score, row.baseline, row.low, row.writes, row.copying)
-    return {
-        "name": f"L{row.layer}H{row.head}",
-        "types": list(row.types),
-        "nearest": row.nearest,
-        "cells": [
-            f"L{row.layer}H{row.head}",
-            "",
-            _number(row.score, ".3f"),
-            _number(row.baseline, ".3f"),
-            above,
-            "" if math.isnan(row.writes) else signed(row.writes, ".1f"),
-            _number(row.copying, ".2f"),
-        ],
-        "values": [None if value is None or math.isnan(value) else value for value in values],
-        "example": None if row.example is None else _example(row.example),
-    }
-
-
-def _number(value: float, form: str) -> str:
-    return "" if math.isnan(value) else format(value, form)
-
-
-def _example(example: HeadExample) -> dict[str, object]:
-    return asdict(example) | {
-        "before": [visible_token(token) for token in example.before],
-        "around": [visible_token(token) for token in example.around],
-        "weight": percent(example.weight, 0),
-    }
 
 
 BROAD: Final = 0.8
@@ -419,7 +333,7 @@ class HeadTypes(TypeScores):
                 "heads and types together. Writes: what the head adds to the answer's logit through its targets, for "
                 "duplicates and induction. Copying: how highly what the head writes from a key ranks that key's own "
                 "token among the tokens of the text, from 0 to 1 (0.5 by chance).",
-                {"atlas": atlas_view([self._row(layer, head) for layer in self.layers for head in range(self._heads)])},
+                {"atlas": self._atlas},
                 "types.by_head()",
             ),
         ]
@@ -429,30 +343,56 @@ class HeadTypes(TypeScores):
         chart = Chart(self._map(effects or {}), (), clicks={"layer": "customdata.0", "head": "customdata.1"})
         return [replace(types, figures={"types": chart}), *rest]
 
-    def _row(self, layer: int, head: int) -> HeadRow:
-        """Returns a head as a row of the atlas."""
-        example, types = self.example_of(layer, head), self.types_of(layer, head)
+    @property
+    def _atlas(self) -> View:
+        """The table of all heads, which the reader can sort by a click on a column and filter by type."""
+        rows = [self._row(layer, head) for layer in self.layers for head in range(self._heads)]
+        types = list(dict.fromkeys(name for row in rows for name in row["types"]))
+        named = sorted({*types, *(row["nearest"] for row in rows)} - {""})
+        data = {"columns": COLUMNS, "rows": rows, "types": types, "letters": {name: letter_of(name) for name in named}}
+        return View("atlas", "All heads", "", data, (SCRIPT,))
+
+    def _row(self, layer: int, head: int) -> dict[str, Any]:
+        """A head's row of the table: the numbers of its first claimed type, or of the one nearest to a claim."""
+        example, types, name = self.example_of(layer, head), self.types_of(layer, head), f"L{layer}H{head}"
         kind = example.type if example is not None else next(filter(TYPES.__contains__, types), "")
-        low, high = self[kind].simultaneous() if kind else (None, None)
+        of_kind = (self.scores[kind], self.baselines[kind], *self[kind].simultaneous()) if kind else ()
+        score, baseline, low, high = (float(values[layer, head]) for values in of_kind) if kind else [math.nan] * 4
+        writes = float(self.writes[kind][layer, head]) if kind in ANSWERED else math.nan
+        copying = float(self.copying[layer, head])
         broad = not types and float(self.breadth[layer, head]) >= BROAD
-        answered = kind in ANSWERED
-        return HeadRow(
-            layer=layer,
-            head=head,
-            types=types or (("broad",) if broad else ()),
-            nearest=kind,
-            score=float(self.scores[kind][layer, head]) if kind else float("nan"),
-            baseline=float(self.baselines[kind][layer, head]) if kind else float("nan"),
-            low=float("nan") if low is None else float(low[layer, head]),
-            high=float("nan") if high is None else float(high[layer, head]),
-            writes=float(self.writes[kind][layer, head]) if answered else float("nan"),
-            copying=float(self.copying[layer, head]),
-            example=None
+        return {
+            "name": name,
+            "types": ["broad"] if broad else list(types),
+            "nearest": kind,
+            "cells": [
+                name,
+                "",
+                _number(score, ".3f"),
+                _number(baseline, ".3f"),
+                "" if math.isnan(low) else f"{signed(low, '.2f')} to {signed(high, '.2f')}",
+                "" if math.isnan(writes) else signed(writes, ".1f"),
+                _number(copying, ".2f"),
+            ],
+            "values": [
+                layer * 100_000 + head,
+                None,
+                *(None if math.isnan(value) else value for value in (score, baseline, low, writes, copying)),
+            ],
+            "example": None
             if example is None
-            else HeadExample(
-                example.before, example.around, example.key_at, example.weight, example.query - example.key
-            ),
-        )
+            else {
+                "before": [visible_token(token) for token in example.before],
+                "around": [visible_token(token) for token in example.around],
+                "key_at": example.key_at,
+                "weight": percent(example.weight, 0),
+                "distance": example.query - example.key,
+            },
+        }
+
+
+def _number(value: float, form: str) -> str:
+    return "" if math.isnan(value) else format(value, form)
 
 
 _IN_WORDS: Final = {
