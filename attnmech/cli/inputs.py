@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
@@ -54,20 +55,6 @@ class Job:
             )
         return texts or [built_in_paragraph() if self.options.text is None else self.options.text]
 
-    def with_images(self, model: "HookedModel", text: Any) -> Any:
-        """Returns the text with the pictures that were named: where it says, or before it in a chat's message."""
-        images = self.options.image
-        if not images:
-            return text
-        processor = getattr(getattr(model.encoder, "besides", None), "processor", None)
-        if processor is None:
-            raise InputError(f"--image is for a model of text and images, with its processor; {model.name} has none.")
-        marks = [getattr(processor, name, None) for name in ("image_token", "boi_token")]
-        if any(mark in text for mark in marks if mark):
-            return {"text": text, "images": list(images)}
-        parts = [{"type": "image", "image": image} for image in images]
-        return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
-
     def text_or_documents(self) -> list[str]:
         """Returns the text or, without one, documents in the demo model's language."""
         from ..demo.text import documents
@@ -84,7 +71,7 @@ class Job:
             return hooked, corpus, {"truncate": truncate, **self.run}
         if truncate and text is not None:
             return hooked, iter([text]), {"truncate": True}
-        return hooked, self.with_images(hooked, built_in_paragraph() if text is None else text), {}
+        return hooked, with_images(hooked, built_in_paragraph() if text is None else text, self.options.image), {}
 
     def swept(self) -> tuple["HookedModel", list[str], dict[str, Any]]:
         """Returns the model, the texts and the options of a sweep."""
@@ -143,6 +130,20 @@ def numbers_of(option: str, argument: str | None) -> list[int] | None:
         raise InputError(
             f"{option} must be whole numbers separated by commas, such as 0,5,11; got {argument!r}."
         ) from None
+
+
+def with_images(model: "HookedModel", text: str, images: Sequence[Path] | None) -> Any:
+    """Returns the text with pictures, if there are any: where it says, or before it in a chat's message."""
+    if not images:
+        return text
+    processor = getattr(getattr(model.encoder, "besides", None), "processor", None)
+    if processor is None:
+        raise InputError(f"images are for a model of text and images, with its processor; {model.name} has none.")
+    marks = [getattr(processor, name, None) for name in ("image_token", "boi_token")]
+    if any(mark in text for mark in marks if mark):
+        return {"text": text, "images": list(images)}
+    parts = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
 def built_in_paragraph() -> str:

@@ -18,7 +18,7 @@ from ..basics.messages import LongTextWarning
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
 from .agents.command import mcp
 from .atlas import atlas
-from .inputs import job_of, numbers_of
+from .inputs import job_of, numbers_of, with_images
 from .options import CORPUS, ENGINE, MetricOption, Options, shares
 from .outputs import FOLLOWS, REPORT, TABLE
 from .stages import interrupt_in, stages
@@ -133,7 +133,7 @@ def report(
         texts = job.texts(MAX_TEXTS)
         hooked = job.load()
         step("decomposing the scores")
-        inputs = job.with_images(hooked, texts[0]) if options.image else texts
+        inputs = with_images(hooked, texts[0], options.image) if options.image else texts
         made = reports(hooked, inputs, target=target_text, start=start, step=step)
         first = next(made)
         for page in job.outputs.begin(lambda: first_page(first)):

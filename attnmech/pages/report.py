@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -299,7 +300,6 @@ def reports(
             )
             for number, text in enumerate(texts)
         ],
-        certificate=certificate_of(model),
         notes=notes,
         centre=centre,
     )
@@ -359,10 +359,14 @@ class _Made:
     model: HookedModel
     texts: Sequence[_Text]
     calls: Sequence[ReportInputs]
-    certificate: Certificate
     notes: Sequence[str]
     """What the page omits, on every text and stack."""
     centre: Literal["auto", "mean"] | MeanQK | None
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """The certificate, once a first pass has proven the text's pictures."""
+        return certificate_of(self.model)
 
 
 def _entry(texts: Any, number: int, count: int) -> Any:

@@ -24,7 +24,7 @@ from .corpus import CorpusBatch
 from .metrics import Metric, require_finite
 from .outputs import Judging, Output
 from .progress import steps
-from .residual_graph import OF_SENDERS, Steps
+from .residual_graph import OF_SENDERS, Steps, require_one_sum
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class EdgePasses:
         layer) and layer, text by text.
         """
         self._model, self._graph, self._part, self._other = model, graph, part, other
+        require_one_sum(model, part.batch)
         self._blocks, self._steps = Blocks(model), Steps(model)
         self._layers = self._steps.layers
         keys = [(point, layer) for layer in self._layers for point in (*OF_SENDERS, "attn_raw") if self._holds(point)]

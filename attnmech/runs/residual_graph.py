@@ -8,10 +8,11 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..batch import Batch
 from ..errors import InputError
 from ..model.parts.norms import frozen_norm
 from ..model.reading.partial_pass import can_begin_in_the_middle
-from ..model.reading.writers import why_blocks_do_not_add
+from ..model.reading.writers import pictures_added, why_blocks_do_not_add
 from ..model.run.hooked import HookedModel
 from ..results.graph import INPUTS, Graph
 
@@ -27,6 +28,15 @@ def graph_of(model: HookedModel, *, mlps: bool = True) -> Graph:
     plan = stack.architecture
     mlps = mlps and plan.mlp_out is not None
     return Graph(len(stack.layers), stack.n_heads, stack.n_kv_heads, mlps, plan.mid_norm is None)
+
+
+def require_one_sum(model: HookedModel, batch: Batch) -> None:
+    """Raises `InputError` if pictures enter the stream behind layer 0, where the graph has no sender."""
+    if pictures_added(model, batch):
+        raise InputError(
+            f"{model.name} adds pictures to the stream between its blocks, and a graph has no node for them. Give "
+            "texts without pictures, or attribute to heads instead of edges."
+        )
 
 
 def _why_no_graph(model: HookedModel) -> str | None:

@@ -8,6 +8,10 @@ import pandas as pd
 import pytest
 
 import attnmech as am
+from attnmech.cli.agents.allowed import Folders, Models
+from attnmech.cli.agents.tools import Tools
+
+from .test_agents import ask
 
 
 @pytest.mark.parametrize("text", ["the <image> keys are here", "keys are here"])
@@ -27,3 +31,13 @@ def test_a_command_reads_pictures_where_the_text_says_or_before_it(attnmech: Any
     assert "needs --text" in attnmech("focus", *options, "--out", tmp_path / "p.csv").said
     alone = attnmech("focus", "--image", image, "--text", text, "--out", tmp_path / "p.csv")
     assert alone.status != 0 and "demo has none" in alone.said
+    tools = Tools(Models([str(tmp_path / "model")], None, None), Folders([tmp_path]))
+    asked, *wrong = ask(
+        tools,
+        ("attention_focus", {"texts": [text], "images": ["a.png"]}),
+        ("attention_focus", {"texts": [text] * 2, "images": ["a.png"]}),
+        ("report", {"texts": [text], "images": ["../a.png"], "out": ["page.html"]}),
+    )
+    row = asked.structured_content["table"]["rows"][0]
+    assert row["entropy"] == pytest.approx(float(focus.entropy[row["layer"], row["head"]]), abs=1e-6)
+    assert all(one.is_error for one in wrong)

@@ -74,6 +74,15 @@ MOST_CHARACTERS: Final = 20_000
 """The longest text; documents of a corpus are cut to it."""
 Text = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 Texts = Annotated[list[Text] | None, Field(min_length=1, max_length=64, description="The texts to read.")]
+Images = Annotated[
+    list[Annotated[str, Field(max_length=4096)]] | None,
+    Field(
+        min_length=1,
+        max_length=16,
+        description="Pictures in an allowed folder, for a model of text and images: one text then reads them where it "
+        "has their marks, or after them.",
+    ),
+]
 CorpusFile = Annotated[
     str | None,
     Field(

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from ...errors import AttnmechError
 from ...runs.progress import watched
-from ..inputs import built_in_paragraph
+from ..inputs import built_in_paragraph, with_images
 from ..outputs import REPORT, RESULT, Outputs
 from ..summaries import (
     certificate_summary,
@@ -46,6 +46,7 @@ from .arguments import (
     CorpusFile,
     Documents,
     Head,
+    Images,
     Index,
     Method,
     Metric,
@@ -114,6 +115,7 @@ class Tools:
                   ".csv or .parquet for the table."),
         ],
         model: ModelName = None,
+        images: Images = None,
         rows: RowLimit = 20,
     ) -> Answered:  # fmt: skip
         """Write an offline page about up to 12 texts: what each head attends to, why, and whether it matters.
@@ -124,7 +126,7 @@ class Tools:
         with self._work(ctx, model) as hooked:
             from ...pages.report import report
 
-            result = report(hooked, texts)
+            result = report(hooked, texts if images is None else self._pictured(hooked, texts, images))
             self._write(outputs, result, result.to_frame())
             return _answer(report_summary(hooked, result, outputs), rows)
 
@@ -160,6 +162,7 @@ class Tools:
         file: CorpusFile = None,
         column: Column = None,
         documents: Documents = 200,
+        images: Images = None,
         rows: RowLimit = 20,
         out: Out = None,
         picture: Picture = False,
@@ -173,7 +176,11 @@ class Tools:
             inputs = self._inputs(texts, file, column, documents)
             from ...methods.focus.attention_focus import attention_focus
 
-            result = attention_focus(hooked, iter([built_in_paragraph()] if inputs is None else inputs), truncate=True)
+            if images is None:
+                texts = [built_in_paragraph()] if inputs is None else inputs
+                result = attention_focus(hooked, iter(texts), truncate=True)
+            else:
+                result = attention_focus(hooked, self._pictured(hooked, inputs, images))
             shown = focus_rows(result)
             return self._answer("focus", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
 
@@ -481,6 +488,12 @@ class Tools:
         if texts is not None and file is not None:
             raise ToolError("expected `texts` or `file`; got both. Leave one out.")
         return texts if file is None else self._corpus(file, column, documents)
+
+    def _pictured(self, hooked: Any, texts: Sequence[str] | None, images: Sequence[str]) -> Any:
+        """The text of a call with its pictures."""
+        if texts is None or len(texts) != 1:
+            raise ToolError(f"`images` belong to one text; got {len(texts or ())}.")
+        return with_images(hooked, texts[0], [self._folders.file(image) for image in images])
 
     def _write(self, outputs: Outputs, result: Any, table: Any, **others: Any) -> None:
         """Writes the files of a call if their places are still free and still in the folders."""

@@ -34,7 +34,7 @@ from ...runs.ablations import checked_seed
 from ...runs.edge_passes import patched_edges
 from ...runs.metrics import MetricLike, in_words
 from ...runs.options import MeasuringOptions
-from ...runs.residual_graph import OF_SENDERS, graph_of
+from ...runs.residual_graph import OF_SENDERS, graph_of, require_one_sum
 from ...runs.sweep import run_sweep, tokens_of
 from .comparison import Comparison
 from .edges import EdgeAttribution
@@ -232,6 +232,7 @@ def attribute(
     else:
         _require_room(graph, comparison.count)
         parts = comparison.parts(16 * len(graph.senders) * model.d_model)
+        require_one_sum(model, parts[0].batch)
         before, per_pair = comparison.estimated(EdgeEstimator(*common, graph), parts, shape)
     exact = drawn = None
     if confirm:

@@ -119,9 +119,9 @@ def decompose_by_source(
             f"layers=[{next(iter(chosen))}]."
         )
     split = None if directions is None else StreamSplit.of(directions, stack.d_model)
-    captures = points_of_writers(model, list(chosen)) if split is None else points_read(model, list(chosen))
     model.points.resolve(["scores"], list(chosen), model.refused)
     batch = model.encode(inputs, bos=bos)
+    captures = points_of_writers(model, list(chosen), batch) if split is None else points_read(model, list(chosen))
     texts, length = batch.ids.shape
     if cells is not None and bool(batch.begins.any()):
         raise InputError(

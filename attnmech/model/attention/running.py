@@ -5,7 +5,7 @@ and compared token by token (R. Freivalds 1977): Σ_h z_h · (W_O^h r) + b_O · 
 the two sides differ by e, their products differ by e·r, which is of the size of ‖e‖. `identities` lists the identities.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
@@ -204,9 +204,14 @@ class Balance:
     """Records the quantities of one pass, and compares them at its end."""
 
     def __init__(
-        self, directions: Directions, columns: Sequence[StackTraits], dtype: torch.dtype, refused: Mapping[str, str]
+        self,
+        directions: Directions,
+        columns: Sequence[StackTraits],
+        dtype: torch.dtype,
+        refused: Mapping[str, str],
+        between: Collection[int] = (),
     ) -> None:
-        self._directions, self._columns, self._dtype = directions, tuple(columns), dtype
+        self._directions, self._columns, self._dtype, self._between = directions, tuple(columns), dtype, between
         self._wide = torch.promote_types(dtype, torch.float32)
         self._refused = frozenset(refused)
         self._bytes = 0
@@ -407,8 +412,10 @@ class Balance:
             difference = (signs @ products).abs().amax(dim=0)
             sizes = torch.cat([*group.sizes.all(), *group.z_sizes.all()])
             # No comparison with NaN is true, so NaN fails every bound.
-            holds = (difference <= scaled @ sizes).all()
-            yield _Check(holds, partial(self._first_failure, tried, signs, scaled, products, sizes, batch))
+            within = difference <= scaled @ sizes
+            for number, identity in enumerate(tried.identities if self._between else ()):
+                within[number] |= self._open(identity, batch).flatten()
+            yield _Check(within.all(), partial(self._first_failure, tried, signs, scaled, products, sizes, batch))
 
     def _first_failure(
         self, tried: Equations, signs: Tensor, scaled: Tensor, products: Tensor, sizes: Tensor, batch: Batch
@@ -418,13 +425,19 @@ class Balance:
             used = signs[number].nonzero()[:, 0]
             difference = (signs[number, used] @ products[:, used]).abs().amax(dim=0)
             allowed = scaled[number, used] @ sizes[used]
-            real = batch.queries(stack).mask
+            real = batch.queries(stack).mask & ~self._open((identity, stack, layer), batch)
             rows = (~(difference <= allowed).view(real.shape) & real).nonzero()
             if len(rows):
                 text, position = rows[0].tolist()
                 at = text * real.shape[1] + position
                 return Unbalanced(identity, stack, layer, text, position, float(difference[at]), float(allowed[at]))
         return None
+
+    def _open(self, identity: tuple[str, str, int], batch: Batch) -> Bool[Tensor, "batch position"]:
+        """The tokens of pictures, where the model adds pictures to the stream between blocks."""
+        tokens = batch.queries(identity[1])
+        added = identity[0] == "chain" and identity[2] in self._between
+        return tokens.is_sensed if added else torch.zeros_like(tokens.mask)
 
     def _of_rows(self, batch: Batch) -> Iterator[_Check]:
         for blocks in () if "pattern" in self._refused else self._rows.values():

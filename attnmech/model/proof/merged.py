@@ -6,22 +6,27 @@ with other pictures and a few more tokens, beside which the first is padded.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from threading import RLock
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...basics.messages import first_line
 from ...batch import Batch
 from ...errors import CertificateError, InputError
+from ...interventions import Intervention
+from ...maths.precision import sum_rounding
 from ...points import PointKey
+from ..attention.observed import LayerEnd
 from ..parts.certificate import Certificate, Check
+from ..parts.modules import submodule
 from ..run.hooked import HookedModel
+from ..stack.stack import Stack
 from .certify import EVERY_POINT, Statements
 from .depth import SHORT
-from .probe import Passes, attempt, plain_output
+from .probe import Compared, Passes, attempt, hidden_states, plain_output
 from .texts import continued
 
 _TYPES: Final = "token_type_ids"
@@ -37,34 +42,40 @@ class MergedProof:
         self.certificate: Certificate | None = None
         """The certificate of texts with pictures or sounds; None before the first."""
         self._types: list[str] = []
+        self._between: frozenset[int] = frozenset()
 
-    def __call__(self, model: HookedModel, batch: Batch) -> None:
-        """Raises `InputError` for inputs that transformers cannot run or that lack token types, and `CertificateError`
-        if a statement does not hold, then and at each later batch.
+    def __call__(self, model: HookedModel, batch: Batch) -> frozenset[int]:
+        """The layers before which the model adds pictures to the stream, at their tokens (DeepStack).
+
+        Raises `InputError` for inputs that transformers cannot run or that lack token types, and `CertificateError` if
+        a statement does not hold, then and at each later batch.
         """
         with self._lock, model.in_force.unchecked():
             if self.certificate is None:
                 text = batch.alone(next(number for number, own in enumerate(batch.senses) if own))
                 self._types = _types_that_matter(model, text)
                 _require(self._types, batch)
-                self.certificate = _certified(model, text)
+                self.certificate, self._between = _certified(model, text)
+                proven = self.certificate
+                statement = f"a text with {', '.join(text.sensed)} is what plain transformers makes of it"
+                check = Check("merged", statement, (), proven.ok, detail=f"at the first such text, {proven.verdict}")
+                model.certificate = replace(model.certificate, checks=(*model.certificate.checks, check))
         _require(self._types, batch)
         if not self.certificate.ok:
             first = self.certificate.failed[0]
-            if any(check.name == "chain" for check in self.certificate.failed):
-                first = replace(first, detail="something is added to the stream between blocks, as by DeepStack")
             raise CertificateError(
                 f"how {model.name} merges {', '.join(batch.sensed)} with its tokens is not proven: {first.statement} "
                 f"does not hold ({first.detail}). Its text alone is certified."
             )
+        return self._between
 
 
-def _certified(model: HookedModel, text: Batch) -> Certificate:
+def _certified(model: HookedModel, text: Batch) -> tuple[Certificate, frozenset[int]]:
     longer = continued(model, text)
-    passes = Passes(model, SHORT, replace(longer, senses=(longer.senses[0], _changed(longer.senses[1]))))
+    passes = _MergedPasses(model, SHORT, replace(longer, senses=(longer.senses[0], _changed(longer.senses[1]))))
     statements = _Merged(passes, model.output_stack)
     checks = [*statements.of_model(lambda run, label, layer: statements.read(run, layer)), *statements.of_stack()]
-    return Certificate(model.name, model.weights_hash, tuple(checks), (), ())
+    return Certificate(model.name, model.weights_hash, tuple(checks), (), ()), frozenset(statements.between)
 
 
 def _types_that_matter(model: HookedModel, text: Batch) -> list[str]:
@@ -96,13 +107,79 @@ def _require(types: Sequence[str], batch: Batch) -> None:
         )
 
 
+class _MergedPasses(Passes):
+    """The passes over a text with pictures."""
+
+    @cached_property
+    def states(self) -> Any:
+        """The output of plain transformers, with what enters each block: no hidden state holds DeepStack's sums."""
+        entered = list[Tensor]()
+
+        def keep(module: nn.Module, args: Sequence[Tensor], options: Mapping[str, Any]) -> None:
+            entered.append(args[0] if args else options["hidden_states"])
+
+        blocks = submodule(self.model.plain.base_model, self.model.output_stack.architecture.blocks)
+        hooks = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks.children()]
+        output = attempt(partial(hidden_states, self.model.plain, self.batch))
+        for hook in hooks:
+            hook.remove()
+        return output if isinstance(output, Exception) else replace(output, hidden_states=tuple(entered))
+
+
 class _Merged(Statements):
     """The statements about texts with pictures or sounds."""
+
+    def __init__(self, passes: Passes, stack: Stack) -> None:
+        super().__init__(passes, stack)
+        self.between: set[int] = set()
+        """The layers before which something is added to the stream."""
 
     def of_stack(self) -> Iterator[Check]:
         """The checks of every layer."""
         if self.passes.runs:
-            yield from self._computed({name: made for name, made in self._made_of_layers.items() if name != _CLOSED})
+            made = {name: made for name, made in self._made_of_layers.items() if name != _CLOSED}
+            yield from self._computed(made | ({"chain": self._chain} if "chain" in made else {}))
+
+    def _chain(self) -> Check:
+        """Compares each block's input with the stream before it.
+
+        Between blocks, something may be added at tokens of pictures, if it depends on nothing but them: it is the same
+        in a pass without the first layer's heads.
+        """
+        statement = "resid_pre = resid_post of the layer before, and what is added there at tokens of pictures"
+        whole, heads = self._added(), [(self.layers[0], head) for head in range(self.stack.n_heads)]
+        held = self.batch.is_sensed[..., None]
+        self.between.update(
+            layer for layer, (added, rounding) in whole.items() if bool((held & (added.abs() > rounding)).any())
+        )
+        without = {}
+        if self.between:
+            with self.model.intervene(Intervention.zero(heads)):
+                without = self._added()
+
+        def comparisons() -> Iterator[Compared]:
+            for layer, (added, rounding) in whole.items():
+                again, further = without.get(layer, (torch.zeros_like(added), 0.0))
+                expected = torch.where(held, again, 0.0)
+                yield self.compared(self.short, layer, added, expected, rounding + further, self.batch.mask)
+
+        return self.by_layer("chain", statement, ("resid_pre", "resid_post"), comparisons())
+
+    def _added(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """What is added to the stream before each layer but the first, and how far rounding may move it."""
+        names, found = [self.stack.point(name) for name in ("resid_pre", "resid_post")], {}
+        before = dict[int | None, Tensor]()
+
+        def end(layer: LayerEnd) -> None:
+            entered, left = (layer.values[name, layer.layer].to(self.wide) for name in names)
+            ended = before.pop(self.stack.before(layer.layer), None)
+            if ended is not None:
+                sizes = entered.abs() + ended.abs()
+                found[layer.layer] = entered - ended, sum_rounding(self.model.dtype) * sizes
+            before[layer.layer] = left
+
+        self.model.forward(self.batch, passing=[(name, layer) for name in names for layer in self.layers], ends=[end])
+        return found
 
     def _whole_passes(self) -> dict[str, Callable[[], Check]]:
         return {

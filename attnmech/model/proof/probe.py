@@ -152,7 +152,7 @@ class Passes:
     @cached_property
     def states(self) -> Any:
         """The output of plain transformers for the short probe, with all hidden states; or the error that it raises."""
-        return attempt(lambda: _hidden_states(self.model.plain, self.batch))
+        return attempt(lambda: hidden_states(self.model.plain, self.batch))
 
     @cached_property
     def plain(self) -> Tensor:
@@ -177,7 +177,7 @@ class Passes:
     @cached_property
     def longer(self) -> Any:
         """The output of plain transformers, below the head, for the longer texts; or the error that it raises."""
-        return attempt(lambda: _hidden_states(self.model.plain.base_model, self.batches[-1]))
+        return attempt(lambda: hidden_states(self.model.plain.base_model, self.batches[-1]))
 
     def handed_on(self, values: Callable[[], Mapping[PointKey, Tensor]]) -> dict[PointKey, Tensor]:
         """How far each row of the values of a pass moves if every score is changed by what rounding may do to it.
@@ -534,7 +534,7 @@ def plain_output(model: HookedModel, batch: Batch) -> Tensor:
         return output_of(call(model.plain, batch))
 
 
-def _hidden_states(model: nn.Module, batch: Batch, **options: Any) -> Any:
+def hidden_states(model: nn.Module, batch: Batch, **options: Any) -> Any:
     with torch.no_grad():
         return call(model, batch, output_hidden_states=True, **options)
 

@@ -68,7 +68,12 @@ def points_read(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
     return model.points.resolve(read, layers, model.refused)
 
 
-def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
+def pictures_added(model: HookedModel, batch: Batch) -> frozenset[int]:
+    """The layers before which a model adds pictures to the stream, as DeepStack does."""
+    return model.prove_merged(model, batch) if batch.senses else frozenset()
+
+
+def points_of_writers(model: HookedModel, layers: Sequence[int], batch: Batch) -> list[PointKey]:
     """The points that hold the contributions below some layers, and the inputs of the norms there."""
     stack = model.stack()
     plan = stack.architecture
@@ -83,6 +88,8 @@ def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKe
     keys = model.points.resolve(["embed"], None, model.refused) + points_read(model, layers)
     if below:
         keys += model.points.resolve(written, below, model.refused)
+    for layer in pictures_added(model, batch) & {*below, max(layers)}:
+        keys += [("resid_pre", layer), ("resid_post", layer - 1)]
     return [*keys, *((label, None) for label in model.further_embeddings)]
 
 
@@ -103,6 +110,7 @@ class Writers:
         self._shape = (*batch.ids.shape, model.d_model)
         self._embedding = "embedding of tokens and pictures" if batch.senses else "token embedding"
         self._wide = torch.promote_types(model.dtype, torch.float32)
+        self._pictures = pictures_added(model, batch)
         self._steps: list[_Step] = []
         self._depth = 0
         """The list holds the steps of all layers below this one."""
@@ -119,6 +127,9 @@ class Writers:
         for below in self._stack.layers:
             if self._depth <= below < layer:
                 self._add_layer(below, values)
+                if below + 1 in self._pictures:
+                    added = values["resid_pre", below + 1] - values["resid_post", below]
+                    self._steps.append(_Step(f"pictures after L{below}", partial(self._everywhere, added)))
         self._depth = max(self._depth, layer)
         steps = list(self._steps)
         norm = self._stack.architecture.attn_norm

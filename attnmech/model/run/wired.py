@@ -45,7 +45,7 @@ class WiredModel:
 
     certificate: "Certificate"
     """The latest certificate of this model, from loading or from a later `certify`."""
-    prove_merged: Callable[[Any, Batch], None]
+    prove_merged: Callable[[Any, Batch], frozenset[int]]
     """Proves how it merges pictures and sounds with its tokens, at the first batch that holds some."""
 
     def __init__(self, original: PreTrainedModel, plans: Sequence[Architecture]) -> None:
@@ -216,10 +216,10 @@ class WiredModel:
         """
         require_own_settings(self._weight.device)
         if self.in_force.checks:
-            if wanted.batch.senses:
-                Context().run(self.prove_merged, self, wanted.batch)  # without the edits in force
+            proving = Context()  # without the edits in force
+            between = proving.run(self.prove_merged, self, wanted.batch) if wanted.batch.senses else frozenset[int]()
             columns = [stack.column for stack in self.stacks.values()]
-            wanted.balance = Balance(self._directions, columns, self.dtype, self.refused)
+            wanted.balance = Balance(self._directions, columns, self.dtype, self.refused, between)
         with self.in_force.recording(wanted):
             yield
         balance = wanted.balance

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..parts.modules import first_tensor, stream_of
+from ..parts.modules import first_tensor, stream_of, with_stream
 from .stack import Stack
 
 
@@ -16,13 +16,20 @@ def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
     """Lets a pass skip the block, or store the stream that enters it (`Part`)."""
     in_force, forward = stack.in_force, block.forward
     # Blocks before it that do not run have the same input.
-    entered = range(stack.before(place) + 1, place + 1)
+    entered, ends = range(stack.before(place) + 1, place + 1), _ends(stack)
 
-    def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def at_start(module: nn.Module, args: Any, kwargs: Any) -> Any:
         part = in_force.under_way.part
-        if part is not None and part.runs(place):
-            for kept in part.keep.intersection(entered):
-                part.kept[kept] = stack.turned(stream_of(args, kwargs)).detach().clone()
+        if part is None or place < part.start or part.stop < entered.start:
+            return None
+        if part.stream is not None and part.start in entered:
+            # The block before passed it on, but the model may have added pictures since (DeepStack).
+            stored = stack.turned(part.stream)
+            args, kwargs = with_stream(args, kwargs, lambda _: stored)
+        # What enters the first block after those that run is their output.
+        for kept in part.keep.intersection([*entered, *(ends if part.stop in entered else ())]):
+            part.kept[kept] = stack.turned(stream_of(args, kwargs)).detach().clone()
+        return args, kwargs
 
     @wraps(forward)
     def through_or_past(*args: Any, **kwargs: Any) -> Any:
@@ -39,22 +46,21 @@ def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
 
 
 def wire_end(stack: Stack) -> None:
-    """Stores the output of the last block that a partial pass runs, after hooks there."""
-    in_force, end = stack.in_force, len(stack.places)
-    # Last blocks that do not run have the output of the block before them as input.
-    ends = range(stack.before(end) + 1, end + 1)
+    """Stores the output of the model's last block, after hooks there."""
+    in_force, last, ends = stack.in_force, stack.running[-1], _ends(stack)
 
-    def at_end(place: int) -> Callable[..., None]:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            part = in_force.under_way.part
-            if part is not None and place == stack.before(part.stop) and part.runs(place):
-                for kept in part.keep.intersection(ends):
-                    part.kept[kept] = stack.turned(first_tensor(output)).detach().clone()
+    def at_end(module: nn.Module, args: Any, output: Any) -> None:
+        part = in_force.under_way.part
+        if part is not None and part.runs(last):
+            for kept in part.keep.intersection(ends):
+                part.kept[kept] = stack.turned(first_tensor(output)).detach().clone()
 
-        return keep
+    stack.places[last].register_forward_hook(at_end)
 
-    for place, block in enumerate(stack.places):
-        block.register_forward_hook(at_end(place))
+
+def _ends(stack: Stack) -> range:
+    """The numbers under which a pass stores its output: last blocks that do not run have it as input."""
+    return range(stack.running[-1] + 1, len(stack.places) + 1)
 
 
 @contextmanager
