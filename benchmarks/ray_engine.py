@@ -1,4 +1,4 @@
-"""Compares Ray's workers with one process: a pass over a corpus with 1 and 2 workers, merging, and memory growth.
+"""Compares Ray's workers with one process: a pass over a corpus with 1 and 2 workers, adding results, and memory.
 
     pip install -c constraints.txt '.[ray]'
     python benchmarks/ray_engine.py --json ray_engine.json
@@ -26,9 +26,9 @@ from rich.table import Table
 from safetensors.torch import load, save
 
 import attnmech as am
-from attnmech.distributed.streaming import Reducing
 from attnmech.runs.corpus import batches
 from attnmech.runs.stream import Streaming
+from attnmech.runs.total import merged_states, states_of, tensors_of
 
 sys.path.append(str(Path(__file__).parents[1] / "examples" / "demo_model"))
 from write_texts import documents
@@ -36,7 +36,7 @@ from write_texts import documents
 CORES = 2
 TICK = os.sysconf("SC_CLK_TCK")
 PARTS = 1000
-"""The number of partial results that are merged."""
+"""The number of partial results that are added."""
 
 
 @dataclass(frozen=True)
@@ -105,18 +105,17 @@ def measured(name: str, model: am.HookedModel, count: int, engine: am.Ray | None
 
 
 def merging(model: am.HookedModel) -> dict[str, float]:
-    """The time to merge partial results as a worker does, for one merge and for a tree of 1,000."""
+    """The time in which the driver adds a partial result to its total, and 1,000 of them."""
     work = Streaming(model, (am.results.AttentionFocus.reducer(),), model.stack(), None)
-    reduce = Reducing.of(work).at(model)
     parts = [part for part, _ in zip(batches(texts(512), model), range(2), strict=False)]
     states = [work.of_part(part.batch, part.documents) for part in parts]
-    sent = [save({f"0 {name}": x.contiguous() for name, x in state[0].items()}) for state in states]
+    whole = merged_states(work.reducers, *states, range(512))
+    sent = save({name: x.contiguous() for name, x in tensors_of(whole).items()})
     before = time.process_time()
     for _ in range(100):
-        merged = reduce.merged([load(each) for each in sent], range(512))
-        save({name: x.contiguous() for name, x in merged.items()})
+        merged_states(work.reducers, whole, states_of(load(sent), 1), range(512))
     one = (time.process_time() - before) / 100
-    return {"bytes": float(len(sent[0])), "one_merge": one, "thousand": one * (PARTS - 1)}
+    return {"bytes": float(len(sent)), "one_merge": one, "thousand": one * PARTS}
 
 
 def costs_of(model: am.HookedModel, sizes: Sequence[int]) -> list[Cost]:
@@ -158,7 +157,7 @@ def table_of(costs: Sequence[Cost]) -> Table:
 
 def targets_of(costs: Sequence[Cost], merges: Mapping[str, float]) -> Table:
     """The table of targets: one worker against one process, the cost per document in the longest corpus, and
-    merging.
+    adding results.
     """
     table = Table("", "at most", "measured", title="Targets")
     for here, there in zip(costs[: 2 * CORES : 2], costs[1 : 2 * CORES : 2], strict=True):
@@ -168,8 +167,8 @@ def targets_of(costs: Sequence[Cost], merges: Mapping[str, float]) -> Table:
     growth = (last.cpu / last.documents) / (first.cpu / first.documents)
     table.add_row(f"CPU per document, {last.documents:,} / {first.documents:,} documents", "constant", f"{growth:.2f}")
     size = f"{merges['bytes'] / 1e6:.1f} MB"
-    table.add_row(f"merging two results of {size}, CPU", "", f"{1e3 * merges['one_merge']:.1f} ms")
-    table.add_row(f"merging {PARTS:,}, CPU, shared by the workers", "", f"{merges['thousand']:.1f} s")
+    table.add_row(f"adding a result of {size}, CPU of the driver", "", f"{1e3 * merges['one_merge']:.1f} ms")
+    table.add_row(f"adding {PARTS:,}, CPU of the driver", "", f"{merges['thousand']:.1f} s")
     return table
 
 

@@ -60,9 +60,8 @@ AT_ONCE: Final = 2
 
 @dataclass(eq=False)
 class WorkerCall:
-    """One call of a worker's method."""
+    """One call of `Worker.do`."""
 
-    method: str
     arguments: tuple[Any, ...]
     request: Any
     """The caller's record of the call."""
@@ -139,7 +138,7 @@ class Pool:
             if task is None:
                 return
             # Ray does not retry: if a worker ends, this pool decides what happens to its tasks.
-            call = getattr(seat.worker, task.method).options(num_returns=2, max_task_retries=0)
+            call = seat.worker.do.options(num_returns=2, max_task_retries=0)
             done, result = call.remote(*task.arguments)
             seat.queue.append((done, result, task))
 

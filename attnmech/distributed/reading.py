@@ -1,27 +1,23 @@
-"""Reads a corpus by Ray Data: counts the documents of all files first, so that each has its number, then reads blocks.
+"""Reads a corpus by Ray Data: counts the documents of all files first, then reads several files at once.
 
-Several files are read at once and ahead of the workers, within the memory limits of Ray Data. Documents carry their
-numbers, and a file that changes between counting and reading is an error.
+Files are read ahead of the workers, within the memory limits of Ray Data; a file that changes after it was counted is
+an error.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import accumulate
 from typing import Any, Final
 
-import pyarrow  # type: ignore[import-untyped]
 import ray
-from ray.data import DataContext, Datasource, ReadTask
-from ray.data.block import BlockMetadata
+from ray.data import DataContext
 
 from ..errors import InputError
 from ..runs.corpus_files import CorpusFiles, CountedFiles, StoredFile
 from .pool import got
 
 ROWS: Final = 256
-"""The number of documents in a block."""
+"""The number of documents that the driver takes at a time."""
 
 
 class RayDocuments(CountedFiles):
@@ -38,54 +34,19 @@ class RayDocuments(CountedFiles):
         return self._counts
 
     def __iter__(self) -> Iterator[str]:
-        numbers = [count for count, _ in self.counts]
-        firsts = list(accumulate(numbers, initial=0))[:-1]
-        expected = 0
+        files, read = self.files, 0
+
+        def texts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+            return ({"text": text} for text in files[row["item"]].texts())
+
         with _quietly_in_order():
-            read = ray.data.read_datasource(_Files(list(zip(self.files, firsts, numbers, strict=True))))
-            for block in read.iter_batches(batch_size=ROWS, batch_format="pyarrow", prefetch_batches=2):
-                for number, text in zip(block["number"].to_pylist(), block["text"].to_pylist(), strict=True):
-                    if number != expected:
-                        raise InputError(
-                            f"document {expected} was counted, but is no longer there: a file changed while it was "
-                            f"read."
-                        )
-                    expected += 1
-                    yield text
-        if expected != sum(numbers):
-            raise InputError(f"{sum(numbers)} documents were counted, and {expected} read: a file has changed.")
-
-
-class _Files(Datasource):
-    """Files, each with the number of its first document and its number of documents."""
-
-    def __init__(self, files: Sequence[tuple[StoredFile, int, int]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._files = files
-
-    def estimate_inmemory_data_size(self) -> int | None:
-        """Unknown."""
-        return None
-
-    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[Any]:
-        """One task for each file."""
-        return [
-            ReadTask(partial(_blocks, file, first), BlockMetadata(count, None, None, None))
-            for file, first, count in self._files
-        ]
-
-
-def _blocks(file: StoredFile, first: int) -> Iterator[Any]:
-    """The documents of a file with their numbers, in tables."""
-    schema = pyarrow.schema([("number", pyarrow.int64()), ("text", pyarrow.large_string())])
-    rows: list[str] = []
-    for text in file.texts():
-        rows.append(text)
-        if len(rows) == ROWS:
-            yield pyarrow.table([range(first, first + len(rows)), rows], schema=schema)
-            first, rows = first + len(rows), []
-    if rows:
-        yield pyarrow.table([range(first, first + len(rows)), rows], schema=schema)
+            of_files = ray.data.from_items(list(range(len(files))), override_num_blocks=len(files)).flat_map(texts)
+            blocks: Iterable[Any] = of_files.iter_batches(batch_size=ROWS, batch_format="pyarrow", prefetch_batches=2)
+            for block in blocks:
+                read += len(block)
+                yield from block["text"].to_pylist()
+        if read != self.count:
+            raise InputError(f"{self.count} documents were counted, and {read} read: a file has changed.")
 
 
 @contextmanager

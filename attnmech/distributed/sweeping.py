@@ -36,9 +36,18 @@ class Changing:
         """That of a call."""
         return cls(work.engine.on(None), work.changes, work.judge, CallerChanges.of(work.model))
 
-    def at(self, model: HookedModel) -> "_Changing":
-        """The same work, ready for a worker's model."""
-        return _Changing(self, self.engine.on(model))
+    def on(self, model: HookedModel, asked: "Groups") -> dict[str, Tensor]:
+        """The metric before and after the changes, and everything else that is measured, group by group."""
+        engine, piece = self.engine.on(model), asked.piece
+        tensors_by_group: dict[str, Tensor] = {}
+        with self.in_force.put(model):
+            measurements = measured(engine, self.judge, self.changes, piece.on(model), piece.documents, asked.groups)
+            for place, one in enumerate(measurements):
+                tensors = {"before": one.before, "metric": one.after.metric}
+                tensors |= {} if one.after.shift is None else {"shift": one.after.shift}
+                tensors |= {} if one.after.keyless is None else {"keyless": one.after.keyless}
+                tensors_by_group |= {f"{place} {name}": value for name, value in tensors.items()}
+        return tensors_by_group
 
 
 @dataclass(frozen=True)
@@ -47,27 +56,6 @@ class Groups:
 
     piece: Piece
     groups: list[list[int]]
-
-
-@dataclass(frozen=True)
-class _Changing:
-    plan: Changing
-    engine: Engine
-
-    def __call__(self, asked: Groups) -> dict[str, Tensor]:
-        """The metric before and after the changes, and everything else that is measured, group by group."""
-        model, plan, piece = self.engine.model, self.plan, asked.piece
-        tensors_by_group: dict[str, Tensor] = {}
-        with plan.in_force.put(model):
-            measurements = measured(
-                self.engine, plan.judge, plan.changes, piece.on(model), piece.documents, asked.groups
-            )
-            for place, one in enumerate(measurements):
-                tensors = {"before": one.before, "metric": one.after.metric}
-                tensors |= {} if one.after.shift is None else {"shift": one.after.shift}
-                tensors |= {} if one.after.keyless is None else {"keyless": one.after.keyless}
-                tensors_by_group |= {f"{place} {name}": value for name, value in tensors.items()}
-        return tensors_by_group
 
 
 class Dividing:
@@ -93,7 +81,7 @@ class Dividing:
             self._work.record.left_out |= set(outcome.left_out)
 
     def _task(self, asked: Groups, deaths: int = 0) -> WorkerCall:
-        return WorkerCall("do", (*self._call, asked), asked, deaths)
+        return WorkerCall((*self._call, asked), asked, deaths)
 
     def _divided(self, parts: Sequence[CorpusBatch]) -> Iterator[WorkerCall]:
         shares = max(1, -(-TASKS // len(parts)))

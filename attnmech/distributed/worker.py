@@ -1,14 +1,14 @@
 """Defines a worker, which holds one model, reduces batches with a user's reducers, and measures changes."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ray
 import torch
 from jaxtyping import Int
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from ..batch import Batch
@@ -87,15 +87,8 @@ class Worker:
 
     def do(self, key: str, work: Sequence[Any], pieces: Any) -> tuple[bool, bytes]:
         """The result of some work on pieces, as safetensors; False and no bytes if no model is loaded."""
-        return self._answer(key, work, lambda made: made(pieces))
-
-    def merge(self, key: str, work: Sequence[Any], documents: range, *parts: bytes) -> tuple[bool, bytes]:
-        """Merges several results of some work, in order; together they cover `documents`."""
-        return self._answer(key, work, lambda made: made.merged([load(part) for part in parts], documents))
-
-    def _answer(self, key: str, work: Sequence[Any], asked: Callable[[Any], dict[str, Tensor]]) -> tuple[bool, bytes]:
         if self._model is None:  # the worker was restarted after it was prepared
             return False, b""
         if self._work is None or self._work[0] != key:
-            self._work = key, received(ray.get(work[0])).at(self._model[1])
-        return True, _written(asked(self._work[1]))
+            self._work = key, received(ray.get(work[0]))
+        return True, _written(self._work[1].on(self._model[1], pieces))

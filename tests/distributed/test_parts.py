@@ -1,47 +1,12 @@
-"""Without Ray: the tree in which results are merged, and the handling of documents on which workers end."""
-
-import random
-from typing import Any
+"""Without Ray: the handling of documents on which workers end, and batches on their way to a worker."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import attnmech as am
 from attnmech.batch import Batch
 from attnmech.distributed.pool import divided
-from attnmech.distributed.streaming import Tree
 from attnmech.distributed.worker import Piece
-
-
-@given(st.integers(1, 40), st.randoms(use_true_random=False), st.floats(0, 1))
-def test_every_leaf_is_merged_once_and_in_order(leaves: int, chance: random.Random, taking: float) -> None:
-    tree, done, most = Tree(), [], 0
-    waiting: list[Any] = [((0, leaf), f"{leaf} ") for leaf in range(leaves)]
-    while waiting:
-        node, value = waiting.pop(chance.randrange(len(waiting)))
-        pair = tree.add(node, value) if node[0] == 0 else tree.become(node, value)
-        if pair is not None:
-            level, place = pair[1]
-            waiting.append(((level + 1, place // 2), "".join(tree.held[each] for each in pair)))
-        most = max(most, len(tree.held))
-        if chance.random() < taking / 4:
-            done += tree.take()
-    done += tree.take()
-    assert "".join(done).split() == [str(leaf) for leaf in range(leaves)]
-    assert not tree.held
-
-
-def test_leaves_in_order_leave_few_results_waiting() -> None:
-    tree = Tree()
-    for leaf in range(1000):
-        pair = tree.add((0, leaf), 1)
-        while pair is not None:
-            level, place = pair[1]
-            pair = tree.become((level + 1, place // 2), sum(tree.held[each] for each in pair))
-        assert len(tree.held) <= 10
-    assert tree.prefix() == [512, 256, 128, 64, 32, 8]
 
 
 def pieces_of(*counts: int) -> list[Piece]:

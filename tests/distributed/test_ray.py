@@ -173,6 +173,11 @@ def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Pat
     here, there = am.attention_focus(demo, iter(TEXTS)), am.attention_focus(demo, corpus, engine=two)
     require_same(here.state, there.state)
     assert there.provenance == here.provenance
+    counted = two.reading(corpus)
+    assert list(counted) == TEXTS
+    (tmp_path / "b" / "c.txt").write_text("shorter")
+    with pytest.raises(InputError, match="120 documents were counted, and 51 read: a file has changed"):
+        list(counted)
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"words": 1}\n')
     with pytest.raises(InputError, match=r'a\.jsonl, line 2 has no "text"'):
         am.attention_focus(demo, corpus, engine=two)
