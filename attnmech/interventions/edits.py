@@ -53,7 +53,7 @@ class Edit:
     point: str
 
     def __init_subclass__(cls) -> None:
-        if "POINTS" in vars(cls):
+        if "sentence" in vars(cls):
             EDITS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
@@ -172,6 +172,9 @@ class Scale(Edit):
 class KeyEdit(Edit):
     """Hides keys: the softmax is taken without them, and a row left without keys attends to nothing."""
 
+    POINTS = ("pattern",)
+    point = "pattern"
+
     def hidden(self, block: Block) -> Bool[Tensor, "#batch #row key"]:
         """The keys that it hides from a block of rows."""
         raise NotImplementedError
@@ -180,9 +183,6 @@ class KeyEdit(Edit):
 @dataclass(frozen=True)
 class RemoveKeys(KeyEdit):
     """The keys are hidden from all rows."""
-
-    POINTS = ("pattern",)
-    point = "pattern"
 
     keys: CheckedKeys
 
@@ -197,9 +197,7 @@ class RemoveKeys(KeyEdit):
 class Cut(KeyEdit):
     """The keys of one span are hidden from the rows of another."""
 
-    POINTS = ("pattern",)
     BY_POSITION = False
-    point = "pattern"
 
     query_span: Span
     key_span: Span
@@ -219,6 +217,8 @@ class Cut(KeyEdit):
 class PatternEdit(Edit):
     """Changes the pattern."""
 
+    POINTS = ("pattern",)
+    point = "pattern"
     ANY_KEY: ClassVar[bool] = False
     """Whether it may put weight on keys that no row of a block sees."""
 
@@ -238,9 +238,7 @@ class PatternEdit(Edit):
 class ReplacePattern(PatternEdit):
     """Other values replace the pattern."""
 
-    POINTS = ("pattern",)
     ANY_KEY = True
-    point = "pattern"
 
     values: Values
 
@@ -254,9 +252,6 @@ class ReplacePattern(PatternEdit):
 @dataclass(frozen=True)
 class Attend(PatternEdit):
     """All attention goes to the visible keys in equal parts, to the token itself, or to the first token."""
-
-    POINTS = ("pattern",)
-    point = "pattern"
 
     to: Literal["uniform", "self", "first"]
 
@@ -283,9 +278,6 @@ class Attend(PatternEdit):
 @dataclass(frozen=True)
 class Reweight(PatternEdit):
     """The weights of some keys are multiplied by `factor`, and all weights of a row divided by their new sum."""
-
-    POINTS = ("pattern",)
-    point = "pattern"
 
     keys: CheckedKeys
     factor: float
@@ -318,6 +310,9 @@ class Reweight(PatternEdit):
 class ValueEdit(Edit):
     """Changes the values of some keys, for its heads only."""
 
+    POINTS = ("v",)
+    BY_POSITION = False
+    point = "v"
     keys: CheckedKeys
 
     def selected(self, keys: Batch, part: BatchPart) -> Bool[Tensor, "batch key"]:
@@ -333,10 +328,6 @@ class ValueEdit(Edit):
 class ZeroValues(ValueEdit):
     """The values become 0."""
 
-    POINTS = ("v",)
-    BY_POSITION = False
-    point = "v"
-
     keys: CheckedKeys
 
     def sentence(self, heads: str) -> str:
@@ -349,10 +340,6 @@ class ZeroValues(ValueEdit):
 @dataclass(frozen=True)
 class ReplaceValues(ValueEdit):
     """Other values replace the values of the keys."""
-
-    POINTS = ("v",)
-    BY_POSITION = False
-    point = "v"
 
     keys: CheckedKeys
     values: Values
