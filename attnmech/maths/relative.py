@@ -14,6 +14,7 @@ arXiv 1901.02860) has the first only, and in addition a bias u_p for each distan
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final
 
 import torch
@@ -108,10 +109,7 @@ class Relative:
             parts = [] if self.keys is None else [self.content_to_position(q, rows)]
             parts += [] if by_key is None else [self.content_of(by_key, rows)]
             parts += [] if self.alone is None else [self.by_distance(rows).to(q)]
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
-            return total
+            return reduce(torch.add, parts)
 
         return added
 
@@ -125,20 +123,19 @@ class Relative:
 
     def of_head(self, head: int) -> "Relative":
         """Returns the tables of one head, as if the model had only that head."""
-        keys, queries, alone = (
-            None if table is None else table[head : head + 1] for table in (self.keys, self.queries, self.alone)
-        )
-        return replace(self, keys=keys, queries=queries, alone=alone)
+        return self._mapped(lambda table: table[head : head + 1])
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Relative":
         """Returns a copy that does not change with the model, with the tables in another precision."""
-        tables = (
-            None if table is None else table.detach().to(device, copy=True).to(dtype)
-            for table in (self.keys, self.queries, self.alone)
-        )
-        keys, queries, alone = tables
+        copied = self._mapped(lambda table: table.detach().to(device, copy=True).to(dtype))
         place, query_at, key_at = (indices.to(device) for indices in (self.place, self.query_at, self.key_at))
-        return replace(self, keys=keys, queries=queries, alone=alone, place=place, query_at=query_at, key_at=key_at)
+        return replace(copied, place=place, query_at=query_at, key_at=key_at)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Relative":
+        """Returns a copy with each of its tables changed."""
+        tables = (None if table is None else change(table) for table in (self.keys, self.queries, self.alone))
+        keys, queries, alone = tables
+        return replace(self, keys=keys, queries=queries, alone=alone)
 
 
 def log_bucket(distance: int, buckets: int, largest: int) -> int:

@@ -39,6 +39,7 @@ These add up to the same scores whatever the means are.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -220,10 +221,7 @@ class ScoreParts:
         if self.relative is not None:
             parts += [self.scale * self.relative.by_distance(rows)] if self.relative.alone is not None else []
             parts += self._relative_biases(self.relative, rows) if self._splits_relative else []
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        return reduce(torch.add, parts)
 
     def _relative_biases(self, relative: Relative, rows: slice) -> list[Tensor]:
         query, key, products = self.query_from_bias, self.key_from_bias, []
@@ -261,11 +259,7 @@ class ScoreParts:
         return total if self.softcap is None else self.softcap * torch.tanh(total / self.softcap)
 
     def _sum(self, rows: slice) -> Float[Tensor, "batch head row key"]:
-        total = self.term("query_key", rows)
-        for name in self.names():
-            if name not in ("query_key", "softcap", "mask"):
-                total = total + self.term(name, rows)
-        return total
+        return reduce(torch.add, (self.term(name, rows) for name in self.names() if name not in ("softcap", "mask")))
 
 
 def score_parts(
@@ -410,19 +404,16 @@ def relative_rounding(
 
     The longest row of a table bounds every row of it.
     """
-    allowed: Tensor | None = None
+    allowed: list[Tensor] = []
     sides = query.at(lambda value: value[..., None]), key.at(lambda value: value[..., None, :])
     for table, side in zip((relative.keys, relative.queries), sides, strict=True):
         if table is None:
             continue
         longest = torch.linalg.vector_norm(table.to(side.norm), dim=-1).amax(dim=-1)[:, None, None]
-        error = product_error(side, Rounded(longest, torch.zeros_like(longest)), scale, table.shape[-1])
-        allowed = error if allowed is None else allowed + error
+        allowed.append(product_error(side, Rounded(longest, torch.zeros_like(longest)), scale, table.shape[-1]))
     if relative.alone is not None:
-        steps = steps_rounding(relative.alone.dtype) * abs(scale) * relative.by_distance(rows).abs()
-        allowed = steps if allowed is None else allowed + steps
-    assert allowed is not None
-    return allowed
+        allowed.append(steps_rounding(relative.alone.dtype) * abs(scale) * relative.by_distance(rows).abs())
+    return reduce(torch.add, allowed)
 
 
 def rank_keys(

@@ -22,8 +22,6 @@ from .identities import POINTS, STATEMENTS, Equations, Kind, StackTraits, Unbala
 
 _DIRECTIONS: Final = 2
 _SEED: Final = 7
-_TOGETHER: Final = 8
-"""The number of sets of layers whose concatenated products are cached."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +51,6 @@ class Directions:
         self._device = device
         self._by_dtype: dict[torch.dtype, Tensor] = {}
         self._written: dict[tuple[str, int], Written] = {}
-        self._together: dict[tuple[Written, ...], Written] = {}
         self.changing: set[str] = set()
         """The kinds of tensors that this model changes in place; these are multiplied as soon as they are observed."""
 
@@ -75,12 +72,8 @@ class Directions:
         """The products of several layers, concatenated."""
         if len(written) == 1:
             return written[0]
-        if written not in self._together:
-            weight, bias, size = (torch.cat([getattr(layer, name) for layer in written]) for name in _PRODUCTS)
-            if len(self._together) >= _TOGETHER:
-                self._together.clear()
-            self._together[written] = Written(weight, bias, size, ())
-        return self._together[written]
+        weight, bias, size = (torch.cat([getattr(layer, name) for layer in written]) for name in _PRODUCTS)
+        return Written(weight, bias, size, ())
 
     def forget_changed(self, key: tuple[str, int], out: nn.Module) -> bool:
         """Whether the weights changed although torch counts no change; if so, empties the cache."""
