@@ -168,11 +168,12 @@ def _wire_added(stack: Stack, layer: int, block: nn.Module) -> None:
 
     def at_written(name: str, kind: Kind, factor: float) -> Callable[..., Any]:
         def at_module(module: nn.Module, args: Any, output: Any) -> Any:
-            value = first_tensor(output)
-            added = _times(factor, stack.by_token(value))
+            value, further = first_tensor(output), in_force.under_way.notes.mlp_part if kind == "mlp" else None
+            total = stack.by_token(value) if further is None else stack.by_token(value) + further
+            added = _times(factor, total)
             visited = in_force.visit(stack.point(name), layer, added)
             in_force.hold(kind, stack.label, layer, visited)
-            if visited is added:
+            if visited is added and (further is None or not in_one()):
                 return None
             return with_first(output, stack.as_given(_times(1 / factor, visited), value))
 
@@ -188,24 +189,13 @@ def _wire_added(stack: Stack, layer: int, block: nn.Module) -> None:
         in_force.note(mlp_part=by_token if before is None else before + by_token)
         return with_first(output, torch.zeros_like(value)) if in_one() else None
 
-    def at_last(module: nn.Module, args: Any, output: Any) -> Any:
-        value, further = first_tensor(output), in_force.under_way.notes.mlp_part
-        assert further is not None
-        total = stack.by_token(value) + further
-        visited = in_force.visit(point, layer, _times(plan.mlp_scale, total))
-        in_force.hold("mlp", stack.label, layer, visited)
-        if not in_one():
-            return None
-        return with_first(output, stack.as_given(_times(1 / plan.mlp_scale, visited), value))
-
     if plan.mixer:
         at_mixer = at_written("mixer_out", "mixer", plan.mixer_scale)
         submodule(block, plan.mixer).register_forward_hook(at_mixer)
     for path in plan.mlp_further:
         submodule(block, path).register_forward_hook(at_further)
     if plan.mlp_out is not None:
-        at_mlp = at_last if plan.mlp_further else at_written("mlp_out", "mlp", plan.mlp_scale)
-        submodule(block, plan.mlp_out).register_forward_hook(at_mlp)
+        submodule(block, plan.mlp_out).register_forward_hook(at_written("mlp_out", "mlp", plan.mlp_scale))
 
 
 def _times(factor: float, value: Tensor) -> Tensor:
