@@ -17,7 +17,7 @@ import attnmech as am
 from attnmech.errors import CertificateError, UnsupportedModelError
 from attnmech.maths.relative import Relative, log_bucket
 from attnmech.model.attention import attend as attention
-from attnmech.model.attention.disentangled import DisentangledAttention, row_of_distance
+from attnmech.model.attention.relative_positions import DisentangledAttention, row_of_distance
 
 F64 = torch.float64
 NAMES = ("deberta", "deberta_v2", "deberta_v2_own_projections")

@@ -9,7 +9,7 @@ from comparing import close
 from torch import Tensor
 
 import attnmech as am
-from attnmech.model.attention.two_stream import XLNetCore
+from attnmech.model.attention.relative_positions import XLNetCore
 
 F32, F64 = torch.float32, torch.float64
 TOLERANCE = {F32: 2e-5, F64: 1e-6}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ...maths.float64 import as_float64, float64_device
 from ...maths.norms import FrozenNorm
 from ...maths.precision import steps_rounding, table_tolerance
-from ..attention.disentangled import reach_of, row_of_distance
 from ..attention.in_force import Part
+from ..attention.relative_positions import reach_of, row_of_distance
 from ..parts.certificate import Check
 from ..parts.position import rotary_tables
 from ..stack.ledger import rotated_in

@@ -12,11 +12,16 @@ from typing import Any, Final, NoReturn, TypeAlias
 import torch
 
 from ...errors import UnsupportedModelError
-from ..attention.disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
 from ..attention.local_global import LongformerAttention, with_halves, with_halves_in_encoder
 from ..attention.postponed import through_attend
+from ..attention.relative_positions import (
+    DisentangledAttention,
+    FirstDisentangledAttention,
+    XLNetAttention,
+    XLNetCore,
+    why_not,
+)
 from ..attention.replaced_attention import CodeGenAttention, GPTJAttention, GPTNeoAttention, codegen_layout
-from ..attention.two_stream import XLNetAttention, XLNetCore
 from ..parts.gates import HalfOfRow
 from ..parts.position import HALVES, PAIRS, Alibi
 from ..parts.weights import Columns, Fused, Separate

@@ -1,8 +1,12 @@
-"""The attention of DeBERTa and DeBERTa-v2, with tables of relative positions.
+"""The attention of DeBERTa, DeBERTa-v2 and XLNet, with tables of relative positions.
 
-In every layer, both project the rows of one embedding of relative positions, to keys that meet the tokens' queries
+In every layer, DeBERTa projects the rows of one embedding of relative positions, to keys that meet the tokens' queries
 (c2p) and to queries that meet the tokens' keys (p2c). Scores are divided by √(d_head · n), n = 1 + the number of such
 products.
+
+XLNet: score_ij = ((q_i + u)·k_j + (q_i + v)·r_{i−j}) / √d_head, where u and v are one vector for each head (`r_w_bias`,
+`r_r_bias`) and r is the projected sinusoid of the distance. Only the content stream is read; the query stream and
+segments, which XLNet has in pretraining and for pairs of texts, are refused.
 """
 
 from typing import Any
@@ -16,7 +20,7 @@ from ...errors import UnsupportedModelError
 from ...maths.relative import Relative, log_bucket
 from ..parts.mask import rule_of
 from ..parts.weights import Separate, bias_of, matrix_of
-from .attend import attend
+from .attend import Site, attend
 from .replaced_attention import StandIn
 
 _OF_Q, _OF_K, _OF_V = range(3)
@@ -76,13 +80,8 @@ class DisentangledAttention(StandIn):
         if query_states is not None:
             raise UnsupportedModelError("DeBERTa's decoding steps (z_steps above 1) are not supported; leave it at 0.")
         q, k, v = self.project(hidden_states, self.heads, self.heads)
-        batch = self.attnmech_site.in_force.under_way.batch.keys(self.attnmech_site.stack)
-        z = attend(
-            q, k, v, scale=self.scale, position=None,
-            mask=rule_of(attention_mask.bool(), q.shape[2], k.shape[2], batch),
-            site=self.attnmech_site, relative=self._relative(relative_pos, rel_embeddings),
-        )  # fmt: skip
-        return rearrange(z, "batch position head d_head -> batch position (head d_head)"), None
+        relative = self._relative(relative_pos, rel_embeddings)
+        return _attended(q, k, v, self.scale, attention_mask.bool(), self.attnmech_site, relative), None
 
     def _relative(self, positions: Tensor | None, embedded: Tensor | None) -> Relative | None:
         """The tables for the distances that occur in this pass."""
@@ -94,7 +93,7 @@ class DisentangledAttention(StandIn):
         rows = (by_distance + self.span).clamp(0, 2 * self.span - 1)
         first, last = int(rows.min()), int(rows.max())
         keys, queries = (
-            None if projection is None else table_of(projection, embedded[first : last + 1], self.heads)
+            None if projection is None else _table_of(projection, embedded[first : last + 1], self.heads)
             for projection in self.projections
         )
         here = torch.arange(len(every), device=rows.device)
@@ -130,7 +129,15 @@ class FirstDisentangledAttention(DisentangledAttention):
         return self._of_kinds("pos_proj", "pos_q_proj")
 
 
-class _Part(nn.Module):
+class _Projection(nn.Module):
+    """A projection that has its weight and its bias, as nn.Linear stores them, from other parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W + b."""
+        return nn.functional.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
+
+
+class _Part(_Projection):
     """The columns of the fused projection that make q, k or v; for each head, these three parts are adjacent."""
 
     def __init__(self, fused: nn.Module, part: int, heads: int, bias: nn.Parameter | None) -> None:
@@ -146,12 +153,17 @@ class _Part(nn.Module):
         )
         return by_part[self.part]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x W + b."""
-        return nn.functional.linear(x, self.weight, self.bias)
+
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor | None, site: Site, relative: Relative | None
+) -> Float[Tensor, "batch position features"]:
+    """z of all heads, concatenated; `seen` is True at the keys that a query sees."""
+    mask = rule_of(seen, q.shape[2], k.shape[2], site.keys_batch)
+    z = attend(q, k, v, scale=scale, position=None, mask=mask, site=site, relative=relative)
+    return rearrange(z, "batch position head d_head -> batch position (head d_head)")
 
 
-def table_of(
+def _table_of(
     projection: nn.Module, embedded: Float[Tensor, "place d_model"], heads: int
 ) -> Float[Tensor, "head place d_head"]:
     """Embedded relative positions, projected for each head, without the projection's hooks, which are for tokens."""
@@ -192,3 +204,94 @@ def why_not(config: Any) -> str | None:
     if getattr(config, "embedding_size", config.hidden_size) != config.hidden_size:
         return "an embedding_size other than hidden_size (the embeddings are projected before the first block)"
     return None
+
+
+# -- XLNet -------------------------------------------------------------------------------------------------------
+
+
+class XLNetAttention(nn.Module):
+    """XLNet's attention module: positions come first, and it adds to the stream and norms the sum itself."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.core = XLNetCore(original)
+        self.layer_norm: nn.Module = original.layer_norm
+
+    def forward(
+        self,
+        h: Tensor,
+        g: Tensor | None,
+        attn_mask_h: Tensor | None,
+        attn_mask_g: Tensor | None,
+        r: Tensor,
+        seg_mat: Tensor | None,
+        mems: Tensor | None = None,
+        target_mapping: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: returns the stream after the norm, and no query stream."""
+        unsupported = {"target_mapping": g, "token_type_ids": seg_mat, "mems": mems}
+        named = [name for name, value in unsupported.items() if value is not None]
+        if named:
+            raise UnsupportedModelError(
+                f"XLNet with {named[0]} is not supported; attnmech runs it on token ids and a mask only."
+            )
+        attn_raw = self.core(h.transpose(0, 1), attn_mask_h, r)
+        normed: Tensor = self.layer_norm(attn_raw.transpose(0, 1) + h)
+        return normed, None
+
+
+class XLNetCore(nn.Module):
+    """Computes `attn_raw` from `attn_in`, with texts first."""
+
+    layout = Separate("query", "key", "value")
+    attnmech_site: Site
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.heads, self.scale = int(original.n_head), float(original.scale)
+        self.query = _ByHead(original.q, original.r_w_bias)
+        self.key, self.value = _ByHead(original.k), _ByHead(original.v)
+        self.out = _ByHead(original.o, inward=True)
+        self.of_positions = _ByHead(original.r)
+        self.position_bias = original.r_r_bias
+
+    def forward(self, hidden_states: Tensor, hidden: Tensor | None, positions: Tensor) -> Tensor:
+        """`attn_raw`; `hidden` is 1 where a key is, `[query key batch 1]`, `positions` [distance batch d_model]."""
+        q, k, v = (
+            rearrange(project(hidden_states), "batch position (head d) -> batch head position d", head=self.heads)
+            for project in (self.query, self.key, self.value)
+        )
+        seen = None if hidden is None else rearrange(hidden[..., 0] <= 0, "query key batch -> batch 1 query key")
+        relative = self._relative(positions[:, 0], q.shape[2])
+        raw: Tensor = self.out(_attended(q, k, v, self.scale, seen, self.attnmech_site, relative))
+        return raw
+
+    def _relative(self, positions: Float[Tensor, "distance d_model"], length: int) -> Relative:
+        """The tables of relative positions; the model lists distances from the largest down."""
+        rows = length - torch.arange(1 - length, length, device=positions.device)
+        made = self.of_positions(positions.to(self.of_positions.weight.dtype))
+        table = rearrange(made, "place (head d_head) -> head place d_head", head=self.heads)
+        bias = self.position_bias - rearrange(self.query.bias, "(head d_head) -> head d_head", head=self.heads)
+        alone = (table @ bias[:, :, None])[..., 0]
+        here = torch.arange(length, device=positions.device)
+        return Relative(table, None, rows, length - 1, here, here, alone, by_input=True)
+
+
+class _ByHead(_Projection):
+    """A projection between the stream and the heads, whose matrix has an axis for heads: `[d_model head d_head]`."""
+
+    def __init__(self, matrix: nn.Parameter, bias: nn.Parameter | None = None, *, inward: bool = False) -> None:
+        super().__init__()
+        self.matrix, self.by_head, self.inward = matrix, bias, inward
+
+    @property
+    def weight(self) -> Float[Tensor, "d_out d_in"]:
+        """As nn.Linear stores it."""
+        whole = self.matrix.flatten(1)
+        return whole if self.inward else whole.T
+
+    @property
+    def bias(self) -> Float[Tensor, " d_out"] | None:
+        """As nn.Linear stores it."""
+        return None if self.by_head is None else self.by_head.flatten()
