@@ -25,7 +25,7 @@ from ..methods.null_attention.sums import SINKS
 from ..methods.scores.decompose_by_source import SourceDecomposition, decompose_by_source
 from ..methods.updates.result import ResidualUpdates
 from ..model.run.hooked import HookedModel
-from ..model.run.masking import MaskedCopies
+from ..model.run.loss import MaskedCopies
 from ..model.stack.stack import Stack
 from ..runs.effects import HeadEffects
 from ..runs.reducer import Reducer

@@ -22,8 +22,7 @@ from ..methods.scores.decompose_scores import decompose_scores
 from ..model.inputs.encoder import Inputs
 from ..model.inputs.encoders import images_of
 from ..model.inputs.lengths import warn_of_batch
-from ..model.inputs.sounds import SoundEncoder
-from ..model.inputs.spectrograms import spectrogram_of
+from ..model.inputs.sounds import SoundEncoder, spectrogram_of
 from ..model.inputs.transcripts import TranscriptEncoder
 from ..model.parts.certificate import Certificate
 from ..model.proof.certify import certificate_of

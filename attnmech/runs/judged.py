@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..model.run.masking import MaskedCopies
+from ..model.run.loss import MaskedCopies
 from .corpus import CorpusBatch
 from .metrics import Metric
 

@@ -17,7 +17,7 @@ from ..maths.float64 import as_float64, float64_device
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
 from ..model.parts.pieces import Tokenized
 from ..model.run.hooked import HookedModel
-from ..model.run.masking import GROUPS
+from ..model.run.loss import GROUPS
 from .answers import Answers, answer_ids, answer_tokens
 
 MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]

@@ -19,7 +19,7 @@ from attnmech.batch import Batch
 from attnmech.errors import InputError
 from attnmech.interventions import Values
 from attnmech.model.parts.modules import submodule
-from attnmech.model.run.masking import MaskedCopies
+from attnmech.model.run.loss import MaskedCopies
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MASK = SPECIAL.index("[MASK]")

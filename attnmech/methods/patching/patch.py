@@ -22,7 +22,7 @@ from ...maths.intervals import TextMeans, difference
 from ...maths.statistic import Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...model.stack.heads import require_heads
+from ...model.stack.points import require_heads
 from ...results.by_layer import subtracted
 from ...runs.ablations import reread
 from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields

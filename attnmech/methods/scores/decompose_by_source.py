@@ -28,8 +28,8 @@ from ...model.parts.hashes import batch_hash
 from ...model.parts.norms import frozen_norm
 from ...model.reading.writers import Writers, most_writers, points_of_writers, points_read, why_no_sum
 from ...model.run.hooked import HookedModel, require_model
-from ...model.stack.heads import require_heads
 from ...model.stack.ledger import Cells
+from ...model.stack.points import require_heads
 from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance

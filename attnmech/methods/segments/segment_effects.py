@@ -25,7 +25,7 @@ from ...interventions import Heads, Intervention, checked_heads
 from ...model.inputs.encoder import Inputs
 from ...model.parts.hashes import batch_hash
 from ...model.run.hooked import HookedModel, require_model
-from ...model.run.masking import GROUPS, known_mask_id
+from ...model.run.loss import GROUPS, known_mask_id
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...results.table import require_no_head

@@ -15,9 +15,8 @@ from ..attention.in_force import Hook
 from ..inputs.encoders import AnyEncoder, special_keys
 from ..inputs.transcripts import TranscriptEncoder
 from ..stack.centring import require_fitting, require_weights
-from ..stack.heads import selected_heads
 from ..stack.ledger import ledger_split_at
-from ..stack.points import ModelPoints
+from ..stack.points import ModelPoints, selected_heads
 from ..stack.stack import Stack, stack_labelled
 
 

@@ -37,8 +37,7 @@ from ..parts.hashes import WeightsHash, model_hash
 from ..parts.settings import require_own_settings
 from ..parts.weights import AttentionWeights
 from ..stack.carried import captured_norms
-from ..stack.heads import selected_heads
-from ..stack.points import check_size
+from ..stack.points import check_size, selected_heads
 from ..stack.stack import Stack, stack_labelled
 from ..structure.architecture import Architecture
 from ..structure.passes_apart import follows_length
@@ -46,8 +45,7 @@ from .applying import placed_hooks, placed_intervention, require_means
 from .bridge import Bridges
 from .generation import Continuing, Generated, Sampling, ends_of
 from .gradients import Measure, run_with_gradients
-from .loss import Prediction, predicted_by, text_losses
-from .masking import mask_id_of
+from .loss import Prediction, mask_id_of, predicted_by, text_losses
 from .wired import WiredModel
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Lists the points of a model with their sizes, and says why other points are missing."""
+"""Lists the points of a model with their sizes, and says why others are missing; finds the heads of a selection."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,9 +10,10 @@ import pandas as pd
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from ...basics.arguments import integer, listed, shown
+from ...basics.arguments import index_of, integer, listed, shown
 from ...batch import Batch
 from ...errors import CertificateError, InputError, MissingPointError
+from ...interventions import Head, Heads, checked_heads
 from ...points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
 from ..own.module import NO_TOKENS, OwnModule
 from ..structure.architecture import Architecture
@@ -279,3 +280,25 @@ def _entry_of(point: Point, name: str, stack: Stack, absent: str | None) -> Mode
     meaning = _meanings(stack.architecture).get(point.name, point.meaning)
     shape = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in point.axes)
     return ModelPoint(name, shape, meaning, absent)
+
+
+def selected_heads(
+    points: ModelPoints, stack: Stack, heads: Heads, layers: Iterable[int] | None = None
+) -> list[tuple[int, int]]:
+    """The (layer, head) pairs of a selection, in order; raises `InputError` for a head that the stack does not have."""
+    within = points.check_layers(layers, stack.label)
+    named = checked_heads(heads)
+    if named == "all":
+        return [(layer, head) for layer in within for head in range(stack.n_heads)]
+    require_heads(points, stack, named, within, "of each layer of this model")
+    return sorted(named)
+
+
+def require_heads(points: ModelPoints, stack: Stack, heads: Sequence[Head], within: Sequence[int], owner: str) -> None:
+    """Raises `InputError` for a head that the stack does not have, or whose layer is not in `within`."""
+    points.check_layers([layer for layer, _ in heads], stack.label)
+    for _, head in heads:
+        index_of("head", head, stack.n_heads, owner)
+    for layer, _ in heads:
+        if layer not in within:
+            raise InputError(f"`heads` names layer {layer}, which is not in `layers`; give only one of the two.")

@@ -14,8 +14,7 @@ from scipy.io import wavfile  # type: ignore[import-untyped]
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.model.inputs.sounds import SoundEncoder
-from attnmech.model.inputs.spectrograms import spectrogram_of
+from attnmech.model.inputs.sounds import SoundEncoder, spectrogram_of
 
 Image = pytest.importorskip("PIL.Image", reason="pip install 'attnmech[images]'")
 
