@@ -6,7 +6,7 @@ the figure and the arrays, and page.js fills the slots when a reader chooses.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -226,6 +226,15 @@ def at_head(figure: go.Figure, layers_of_map: tuple[int, ...], layers: tuple[int
         ),
         clicks={"layer": "customdata.0", "head": "customdata.1"},
     )
+
+
+def table_of_heads(columns: Mapping[str, Sequence[Sequence[Sequence[str]]]], height: int) -> Chart:
+    """A table for each layer and head; each column has a text for each layer, head and row."""
+    figure = Figure()
+    figure.add_table(header={"values": list(columns)}, cells={"values": [[] for _ in columns]})
+    figure.update_layout(height=height)
+    texts = [ByChoice(np.array(column, dtype=object), ("layer", "head")) for column in columns.values()]
+    return Chart(figure, tuple(Slot(f"data.0.cells.values.{place}", column) for place, column in enumerate(texts)))
 
 
 def row_frame(rows: int) -> tuple[dict[str, object], tuple[Slot, ...]]:

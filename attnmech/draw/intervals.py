@@ -1,9 +1,10 @@
-"""Rows of signed numbers with their intervals."""
+"""Numbers with their intervals: rows of signed numbers, and error bars."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
@@ -47,3 +48,9 @@ def interval_rows(
     figure.update_xaxes(title=label)
     figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=list(rows), range=[len(rows) - 0.5, -0.5])
     return figure
+
+
+def error_bars(frame: pd.DataFrame, name: str) -> dict[str, Any]:
+    """The error bars of a column with its interval."""
+    value, low, high = (frame[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return {"array": high - value, "arrayminus": value - low, "thickness": 1}

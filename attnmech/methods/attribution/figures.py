@@ -8,6 +8,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ...draw.figure import Figure
 from ...draw.head_maps import SIGNED_COLOURS
+from ...draw.intervals import error_bars
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from ...results.graph import EMBEDDING, LOGITS, Graph
 
@@ -29,11 +30,7 @@ def confirmed(frame: pd.DataFrame) -> go.Figure:
         figure.add_scatter(
             x=some["estimate"],
             y=some["exact"],
-            error_y={
-                "array": some["exact_high"] - some["exact"],
-                "arrayminus": some["exact"] - some["exact_low"],
-                "thickness": 1,
-            },
+            error_y=error_bars(some, "exact"),
             mode="markers",
             marker={"color": colour, "size": 7},
             name=name,

@@ -20,6 +20,7 @@ from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import every_bos
 from ...draw.figure import Figure
+from ...draw.intervals import error_bars
 from ...draw.section import Section
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from ...draw.text import with_minus_signs
@@ -345,11 +346,7 @@ def faithfulness_curve(frame: pd.DataFrame) -> go.Figure:
         figure.add_scatter(
             x=100 * frame["share"],
             y=frame[name],
-            error_y={
-                "array": frame[f"{name}_high"] - frame[name],
-                "arrayminus": frame[name] - frame[f"{name}_low"],
-                "thickness": 1,
-            },
+            error_y=error_bars(frame, name),
             mode="lines+markers",
             line={"color": colour, "dash": "solid" if name == "faithfulness" else "dot"},
             marker={"color": colour, "symbol": symbol, "size": 7},

@@ -1,7 +1,7 @@
 """The section of a page that shows where the parts of the selected token's stream come from."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
 from ...basics.nouns import TEXT, Nouns
 from ...draw.carried import error_of
-from ...draw.chart import CHOSEN_COLOUR, ByChoice, Chart, Slot, row_frame
+from ...draw.chart import CHOSEN_COLOUR, ByChoice, Chart, Slot, row_frame, token_axis
 from ...draw.figure import Figure
 from ...draw.section import Section
 from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
@@ -96,18 +96,14 @@ def _flow_chart(
     )  # fmt: skip
     frame, _ = row_frame(len(names))
     rows = np.array([own_layers.index(layer) for layer in layers], dtype=np.float64)
-    axis: dict[str, Any] = {"type": "category", "categoryorder": "array"}
     figure.update_layout(
         template=FIGURE_STYLE,
         height=int(np.clip(170 + 22 * len(names), 250, 800)),
         shapes=[frame],
-        xaxis=axis | {"categoryarray": labels, "range": [-0.5, len(labels) - 0.5],
-                      "title": {"text": f"from {nouns.token}"},
-                      "tickangle": -90, "showgrid": False, "tickfont": {"size": 11}},
-        yaxis=axis | {"categoryarray": names, "range": [-0.5, len(names) - 0.5], "title": {"text": "layer"},
-                      "showgrid": False},
+        xaxis=token_axis(labels, f"from {nouns.token}") | {"tickangle": -90, "showgrid": False},
+        yaxis=token_axis(names, "layer") | {"showgrid": False, "tickfont": None},
         margin={"t": 20},
-    )  # fmt: skip
+    )
     slots = (
         Slot("data.0.z", ByChoice(by_query, ("query",))),
         Slot("data.1.x", ByChoice(most.T, ("query",), words=tuple(labels))),

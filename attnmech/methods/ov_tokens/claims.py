@@ -9,15 +9,13 @@ from itertools import pairwise
 from string import ascii_lowercase, digits
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...draw.chart import ByChoice, Chart, Slot
-from ...draw.figure import Figure
+from ...draw.chart import Chart, table_of_heads
 from ...draw.text import plotly_text, quoted, signed, visible_token
 from ...maths.intervals import LEAST_TEXTS, LEVEL, exact_interval
 
@@ -184,14 +182,11 @@ def pairs_chart(pairs: Sequence[Sequence[Sequence[Pair]]], kind: str) -> Chart:
         kind: lambda pair: plotly_text(visible_token(pair.written)),
         "logit": lambda pair: signed(pair.logit, ".2f"),
     }
-    figure = Figure()
-    figure.add_table(header={"values": list(columns)}, cells={"values": [[] for _ in columns]})
-    figure.update_layout(height=60 + 26 * len(pairs[0][0]))
-    slots = []
-    for place, column in enumerate(columns.values()):
-        texts = [[[column(pair) for pair in of_head] for of_head in of_layer] for of_layer in pairs]
-        slots.append(Slot(f"data.0.cells.values.{place}", ByChoice(np.array(texts, dtype=object), ("layer", "head"))))
-    return Chart(figure, tuple(slots))
+    texts = {
+        name: [[[column(pair) for pair in of_head] for of_head in of_layer] for of_layer in pairs]
+        for name, column in columns.items()
+    }
+    return table_of_heads(texts, 60 + 26 * len(pairs[0][0]))
 
 
 TYPES: Final = {"copy suppression": "suppressed", "successor": "successor"}

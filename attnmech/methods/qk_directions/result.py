@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Unpack
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import flag, index_of, shown, whole_number
 from ...basics.public import public
-from ...draw.chart import ByChoice, Chart, Slot
-from ...draw.figure import Figure
+from ...draw.chart import Chart, table_of_heads
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import percent, plotly_text, quoted, visible_token, with_minus_signs
@@ -355,17 +353,14 @@ def directions_chart(frames: Sequence[Sequence[pd.DataFrame]]) -> Chart:
         "queries that read": lambda line, end: _tokens(line[f"query_{end}"]),
         "keys that read": lambda line, end: _tokens(line[f"key_{end}"]),
     }
-    figure = Figure()
-    figure.add_table(header={"values": list(columns)}, cells={"values": [[] for _ in columns]})
-    figure.update_layout(height=60 + 52 * len(frames[0][0]))
-    slots = []
-    for place, column in enumerate(columns.values()):
-        texts = [
+    texts = {
+        name: [
             [[column(line, end) for _, line in of_head.iterrows() for end in _ENDS] for of_head in of_layer]
             for of_layer in frames
         ]
-        slots.append(Slot(f"data.0.cells.values.{place}", ByChoice(np.array(texts, dtype=object), ("layer", "head"))))
-    return Chart(figure, tuple(slots))
+        for name, column in columns.items()
+    }
+    return table_of_heads(texts, 60 + 52 * len(frames[0][0]))
 
 
 def _share(line: pd.Series) -> str:

@@ -4,6 +4,7 @@ import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ...draw.figure import Figure
+from ...draw.intervals import error_bars
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 
 
@@ -11,7 +12,7 @@ def separation(frame: pd.DataFrame) -> go.Figure:
     """Draws the share of held-out texts on the right side over layers, from `MeanDifference.to_frame`."""
     figure = Figure()
     figure.add_scatter(
-        x=frame["layer"], y=frame["separated"], error_y=_bars(frame, "separated"), mode="lines+markers",
+        x=frame["layer"], y=frame["separated"], error_y=error_bars(frame, "separated"), mode="lines+markers",
         line={"color": SCORE_COLOURS[-1]}, hovertemplate="layer %{x}: %{y:.2f}<extra></extra>",
     )  # fmt: skip
     figure.add_hline(y=0.5, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
@@ -25,7 +26,7 @@ def dose_curve(frame: pd.DataFrame, label: str) -> go.Figure:
     """Draws the effect and the side effect over factors, from `Steering.to_frame`."""
     figure = Figure()
     figure.add_scatter(
-        x=frame["factor"], y=frame["effect"], error_y=_bars(frame, "effect"), mode="lines+markers", name="effect",
+        x=frame["factor"], y=frame["effect"], error_y=error_bars(frame, "effect"), mode="lines+markers", name="effect",
         line={"color": SCORE_COLOURS[-1]}, hovertemplate="factor %{x:g}: %{y:+.3g}<extra></extra>",
     )  # fmt: skip
     figure.update_layout(template=FIGURE_STYLE, height=340)
@@ -33,7 +34,7 @@ def dose_curve(frame: pd.DataFrame, label: str) -> go.Figure:
     figure.update_yaxes(title=f"effect ({label})")
     if "side_effect" in frame:
         figure.add_scatter(
-            x=frame["factor"], y=frame["side_effect"], error_y=_bars(frame, "side_effect"),
+            x=frame["factor"], y=frame["side_effect"], error_y=error_bars(frame, "side_effect"),
             mode="lines+markers", yaxis="y2",
             line={"color": NEUTRAL, "dash": "dot"}, name="other texts",
             hovertemplate="factor %{x:g}: %{y:.3g} nats<extra></extra>",
@@ -47,12 +48,3 @@ def dose_curve(frame: pd.DataFrame, label: str) -> go.Figure:
             }
         )
     return figure
-
-
-def _bars(frame: pd.DataFrame, name: str) -> dict[str, object]:
-    """The error bars of a column with its interval."""
-    return {
-        "array": frame[f"{name}_high"] - frame[name],
-        "arrayminus": frame[name] - frame[f"{name}_low"],
-        "thickness": 1,
-    }  # fmt: skip
