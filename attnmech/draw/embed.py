@@ -35,38 +35,6 @@ from .templates import rendered
 from .text import html_text, json_for_script, short_name
 
 
-def save_view(
-    element: str, start: str, scripts: tuple[Script, ...], path: str | Path, *, size: str, title: str
-) -> Path:
-    """Writes a view from its `element` and the line of script, `start`, that draws it; see `View.save_figure`.
-
-    Canvases become images in the file, with four pixels per pixel of the screen along each side. Poppler's `pdftocairo`
-    makes an SVG from the PDF.
-    """
-    target, chosen = checked_target(path, size)
-    string("title", title)
-    if target.suffix.lower() == ".svg" and shutil.which("pdftocairo") is None:
-        raise OutputError(
-            f"poppler's pdftocairo is needed to write {target} (apt install poppler-utils); or write a .pdf file, "
-            "which is vector graphics too."
-        )
-    heading = f'<p class="title">{html_text(title)}</p>' if title else ""
-    main = f'<main class="view">{heading}{element}</main>{carriers(scripts)}<script>{boot()}</script>'
-    page_of_view = html_document(title, main, width=f"{chosen.pixels[0]}px", scale=str(chosen.scale))
-    most = chosen.most * PIXELS_PER_MM
-
-    def drawn(page: Any) -> Drawn:
-        page.set_content(page_of_view)
-        page.evaluate(f"() => {start.rstrip(';')}")
-        page.emulate_media(media="print", color_scheme="light")
-        page.add_script_tag(content=package_text("view_files.js"))
-        high = page.evaluate("(most) => attnmechFit(most)", most if chosen.fixed else None)
-        height = chosen.most if chosen.fixed else math.ceil(float(high) + 1) / PIXELS_PER_MM
-        return Drawn(height, svg=lambda pdf: _svg_of(pdf, target))
-
-    return write_page(target, chosen, drawn)
-
-
 def _svg_of(pdf: bytes, target: Path) -> bytes:
     """The SVG of a one-page PDF."""
     with tempfile.TemporaryDirectory() as folder:
@@ -168,8 +136,35 @@ class View(WritesHtml):
         if "layout" in self.data:
             drawn = {name: self.data[name] for name in ("data", "layout")}
             return save_figure(go.Figure(drawn), path, size=size, title=named)
-        element = f"{self._finding_html}{self.element('view')}"
-        return save_view(element, self.start("view"), self.scripts, path, size=size, title=named)
+        return self._printed(path, size, named)
+
+    def _printed(self, path: str | Path, size: str, title: str) -> Path:
+        """Writes the view to a file. Canvases become images with four pixels per pixel of the screen along each side;
+        Poppler's `pdftocairo` makes an SVG from the PDF.
+        """
+        target, chosen = checked_target(path, size)
+        string("title", title)
+        if target.suffix.lower() == ".svg" and shutil.which("pdftocairo") is None:
+            raise OutputError(
+                f"poppler's pdftocairo is needed to write {target} (apt install poppler-utils); or write a .pdf file, "
+                "which is vector graphics too."
+            )
+        heading = f'<p class="title">{html_text(title)}</p>' if title else ""
+        shown = f"{heading}{self._finding_html}{self.element('view')}"
+        main = f'<main class="view">{shown}</main>{carriers(self.scripts)}<script>{boot()}</script>'
+        page_of_view = html_document(title, main, width=f"{chosen.pixels[0]}px", scale=str(chosen.scale))
+        most = chosen.most * PIXELS_PER_MM
+
+        def drawn(page: Any) -> Drawn:
+            page.set_content(page_of_view)
+            page.evaluate(f"() => {self.start('view').rstrip(';')}")
+            page.emulate_media(media="print", color_scheme="light")
+            page.add_script_tag(content=package_text("view_files.js"))
+            high = page.evaluate("(most) => attnmechFit(most)", most if chosen.fixed else None)
+            height = chosen.most if chosen.fixed else math.ceil(float(high) + 1) / PIXELS_PER_MM
+            return Drawn(height, svg=lambda pdf: _svg_of(pdf, target))
+
+        return write_page(target, chosen, drawn)
 
     @property
     def _finding_html(self) -> str:

@@ -1,7 +1,7 @@
 """A map of verdicts, layers × heads: whether each head's attention to a sink has an effect."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,26 +35,17 @@ VERDICT_STYLES: Final = {
 LETTER_COLOUR: Final = "#111111"
 
 
-@dataclass(frozen=True)
-class HeadValues:
-    """One number per head, with its interval; the ends are NaN where there is no interval."""
-
-    label: str
-    value: Float[np.ndarray, "layer head"]
-    low: Float[np.ndarray, "layer head"]
-    high: Float[np.ndarray, "layer head"]
-
-
 def verdict_map(
     verdicts: Sequence[Sequence[str]],
-    numbers: Sequence[HeadValues],
+    numbers: Mapping[str, Sequence[Float[np.ndarray, "layer head"]]],
     *,
     layers: Sequence[int],
     null_share: Sequence[float],
 ) -> go.Figure:
     """Draws one cell per head with its verdict, and its numbers in the hover box; cells without a verdict are blank.
 
-    `null_share` is written beside each layer, unless it is NaN.
+    `numbers` are values with the ends of their intervals, NaN where there are none. `null_share` is written beside each
+    layer, unless it is NaN.
     """
     names = list(VERDICT_STYLES)
     count = len(names)
@@ -97,13 +88,12 @@ def verdict_map(
     return figure
 
 
-def _hover(layer: int, head: int, verdict: str, numbers: Sequence[HeadValues], place: int) -> str:
+def _hover(
+    layer: int, head: int, verdict: str, numbers: Mapping[str, Sequence[Float[np.ndarray, "layer head"]]], place: int
+) -> str:
     if not verdict:
         return f"L{layer}H{head}<br>not measured"
-    lines = [
-        _line(number.label, number.value[place, head], number.low[place, head], number.high[place, head])
-        for number in numbers
-    ]
+    lines = [_line(label, *(end[place, head] for end in ends)) for label, ends in numbers.items()]
     return "<br>".join([f"L{layer}H{head}: {verdict}", *lines])
 
 

@@ -38,7 +38,7 @@ from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
-from .figures import HeadValues, verdict_map
+from .figures import verdict_map
 from .formulas import VERDICTS, texts_to_decide, verdict_of
 from .sums import FACTS, SINKS, Sinks, sinks_of
 
@@ -394,13 +394,13 @@ class NullAttention(NullStatistics, TextResult):
         if self.parts is not None or figure is not None:
             return super().plot(figure, layer=layer, head=head)
         rows = list(self.layers)
-
-        def measured(name: str, label: str = "") -> HeadValues:
-            values = (self[name].mean, *self[name].interval())
-            return HeadValues(label or name.replace("_", " "), *(value[rows].numpy() for value in values))
-
         labels = {"update_at_sink": "update at the sink", "update_difference": "difference"}
-        numbers = [measured(name, labels.get(name, "")) for name in self.quantities]
+        numbers = {
+            labels.get(name, name.replace("_", " ")): [
+                values[rows].numpy() for values in (self[name].mean, *self[name].interval())
+            ]
+            for name in self.quantities
+        }
         verdicts = [self.verdict[layer] for layer in rows]
         verdict = verdict_map(verdicts, numbers, layers=self.layers, null_share=self.null_share[rows].tolist())
         return framed(verdict, self.layers, layer, head)
