@@ -253,19 +253,18 @@ def _slots_of_layout(
     visible = np.isfinite(scores).sum(axis=-1)
     together = np.nansum(probability, axis=-1)
     looking = range(len(labels)) if queries is None else queries
-    titles = np.empty(count.shape, dtype=object)
-    for place in np.ndindex(count.shape):
+
+    def title(*place: int) -> str:
         number, text = labels[looking[place[2]]].split(" ", 1)
-        summary = (
-            f"{count[place]} of its {visible[place]} visible keys, with {together[place]:.3f} of the attention in total"
-        )
-        titles[place] = f"query {number} “{text}”<br>{summary}"
+        summary = f"{count[place]} of its {visible[place]} visible keys, with {together[place]:.3f} of the attention"
+        return f"query {number} “{text}”<br>{summary} in total"
+
     ends = np.stack([count - 0.5, np.full(count.shape, -0.5)], axis=-1)
     # The space on the right is for the numbers beside the bars.
     reach = np.stack([np.zeros(count.shape), 1.5 * np.nan_to_num(probability).max(axis=-1)], axis=-1)
     against = np.array([REFERENCES[name] for name in references], dtype=object)
     return (
-        Slot("layout.title.text", ByChoice(titles, _OF_ROW)),
+        Slot("layout.title.text", ByChoice.texts(_OF_ROW, count.shape, title)),
         Slot("layout.height", ByChoice(_PIXELS_OF_A_ROW * count + 200, _OF_ROW)),
         Slot("layout.yaxis.categoryarray", rows, where=rows),
         Slot("layout.yaxis.range", ByChoice(ends, _OF_ROW)),

@@ -20,9 +20,7 @@ NEAR: Final = 20.0
 """τ is this percentile of the distances."""
 
 
-def weighted_correlation(
-    distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"], percentile: float = NEAR
-) -> float:
+def weighted_correlation(distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"]) -> float:
     """Computes Pearson's correlation of distance and dot product over pairs nearer than τ, with weights (τ −
     distance)².
 
@@ -36,7 +34,7 @@ def weighted_correlation(
         return math.nan
     # numpy, because torch's threads only wait for each other on many short vectors.
     wide = distance.double().numpy()
-    tau = float(np.percentile(wide, percentile))
+    tau = float(np.percentile(wide, NEAR))
     near = np.flatnonzero(wide < tau)
     if len(near) < 3:
         return math.nan

@@ -66,20 +66,20 @@ def about_examples(examples: HeadExamples, files: Sequence[str]) -> Section:
 def about_numbers(numbers: Sequence[HeadNumber], tab: Tab) -> list[Section]:
     """The chosen head's numbers of one question, among those of all heads."""
     varying = [number for number in numbers if number.group == GROUPS[tab] and np.nanstd(number.values) > 0]
-    return [_about_numbers(varying, tab)] if varying else []
-
-
-def _about_numbers(numbers: Sequence[HeadNumber], tab: Tab) -> Section:
-    return Section(
-        tab=tab,
-        contents="This head among all heads",
-        heading="This head among all heads",
-        reading="Each line is one number, from its lowest to its highest value over all heads. The bar spans the "
-        "middle half of the heads, the tick is the median head, and the diamond is the selected head, with its "
-        "value and 95 % interval over texts.",
-        figures={f"numbers-{tab}": among_heads(numbers)},
-        call="atlas.to_frame()",
-    )
+    if not varying:
+        return []
+    return [
+        Section(
+            tab=tab,
+            contents="This head among all heads",
+            heading="This head among all heads",
+            reading="Each line is one number, from its lowest to its highest value over all heads. The bar spans the "
+            "middle half of the heads, the tick is the median head, and the diamond is the selected head, with its "
+            "value and 95 % interval over texts.",
+            figures={f"numbers-{tab}": among_heads(varying)},
+            call="atlas.to_frame()",
+        )
+    ]
 
 
 def among_heads(numbers: Sequence[HeadNumber]) -> Chart:
