@@ -45,7 +45,6 @@ def made_view(
     heads: int = 4,
     lengths: Sequence[int] = (7, 9, 5),
     *,
-    projections: Sequence[tuple[str, int]] = (("pca", 3), ("tsne", 2)),
     missing: Sequence[tuple[int, int]] = (),
     precision: Any = torch.float32,
     images: PatchImages | None = None,
@@ -65,14 +64,18 @@ def made_view(
     text = np.repeat(np.arange(len(lengths)), lengths)
     position = np.concatenate([np.arange(length) for length in lengths])
     places = [place for place in np.ndindex(layers, heads) if place not in missing]
-    made = [_head(generator, *place, labels, position, np.asarray(lengths)[text], projections) for place in places]
-    patterns = {str(number): _patterns(generator, len(made), lengths[number], precision) for number in range(2)}
-    stacked = {name: torch.stack([torch.from_numpy(head[name]) for head in made]) for name in made[0] if name != "kind"}
-    layer, head = torch.tensor(places).T
-    ratio = torch.full((len(made),), 1.5, dtype=torch.float64)
+    shape = len(places), len(labels)
+    clouds = torch.from_numpy(30 * generator.normal(size=(2, len(places), 2 * len(labels), 3))).float()
+    starts = np.arange(len(labels)) - position
+    second = np.where(position > 0, starts + generator.integers(0, np.maximum(position, 1), size=shape), -1)
+    weight = generator.uniform(0.5, 0.9, size=shape)
+    scale, grid = np.exp(generator.normal(size=shape[:1]) / 2), np.geomspace(0.1, 10, 21)
+    patterns = {str(number): _patterns(generator, len(places), lengths[number], precision) for number in range(2)}
+    _, head = torch.tensor(places).T
+    ratio = torch.full(shape[:1], 1.5, dtype=torch.float64)
     ratio[1:4] = torch.tensor([10.0, 9.0, 8.0])
     numbers = {
-        "scale": stacked["scale"],
+        "scale": torch.from_numpy(scale),
         "correlation": -0.9 + 0.01 * head.double(),
         "spearman": torch.full_like(ratio, -0.85),
         "query_norm": torch.ones_like(ratio),
@@ -103,65 +106,25 @@ def made_view(
         texts_seen=len(lengths),
         pairs=(100,) * layers,
         all_pairs=False,
-        vectors=stacked["pca"],
-        offsets=torch.zeros(len(made), 3),
-        norms=stacked["norms"],
-        highest=stacked["highest"],
-        weights=stacked["weights"],
+        vectors=clouds[0],
+        offsets=torch.zeros(len(places), 3),
+        norms=torch.from_numpy(generator.uniform(1, 3, size=(len(places), 2 * len(labels)))).float(),
+        highest=torch.from_numpy(np.stack([np.broadcast_to(starts + position, shape), second], axis=-1)),
+        weights=torch.from_numpy(np.stack([weight, (1 - weight) * (position > 0)], axis=-1)).float(),
         numbers={name: numbers.get(name, ratio * torch.nan) for name in NUMBERS},
-        after={"pca": dict.fromkeys(AFTER, 0.913 - 0.01 * layer.double())},
-        flags=("",) * len(made),
-        grid=stacked["grid"],
-        curve=stacked["curve"],
-        points={name: stacked[name] for name, _ in projections},
+        after={"pca": dict.fromkeys(AFTER, 0.9 + 0.01 * head.double())},
+        flags=("",) * len(places),
+        grid=torch.from_numpy(grid).expand(len(places), -1),
+        curve=torch.from_numpy(0.2 * np.log(grid / scale[:, None]) ** 2 - 0.9),
+        points={"pca": clouds[0], "tsne": clouds[1, ..., :2]},
         patterns=patterns,
         text_labels={number: tuple(row) for number, row in split.items()},
         text_special={number: torch.arange(len(row)) == 0 for number, row in split.items()},
         sink=False,
         images=images,
-        types_of_heads=tuple(head["kind"] for head in made),
+        types_of_heads=tuple(("previous token", "", "duplicate token")[sum(place) % 3] for place in places),
         provenance=Provenance(f"synthetic {HOSTILE}" if hostile else "a synthetic model", "", "", (), ()),
     )
-
-
-def _head(
-    generator: np.random.Generator,
-    layer: int,
-    head: int,
-    labels: Sequence[str],
-    position: np.ndarray,
-    length: np.ndarray,
-    projections: Sequence[tuple[str, int]],
-) -> dict[str, Any]:
-    """A spiral by position, clusters by word, or two clouds apart."""
-    count = len(labels)
-    kind = ("spiral", "", "by word")[(layer + head) % 3]
-    share = position / length
-    codes = np.array([sum(label.strip().encode()) for label in labels])
-    shapes = {
-        "spiral": np.stack([share * np.cos(9 * share), share * np.sin(9 * share), share], axis=1) * (3 + layer),
-        "by word": np.stack([np.cos(codes), np.sin(2.3 * codes), np.cos(1.7 * codes)], axis=1) * 2,
-        "": np.zeros((count, 3)),
-    }
-    noise = 0.15 if kind else 1.0
-    base = np.concatenate([shapes[kind], shapes[kind] + (0 if kind else 1.5 * (head % 2))])
-    points = base + noise * generator.normal(size=(2 * count, 3)) * [1, 0.8, 0.6] + [100 * head, layer, 0]
-    tsne = 30 * base[:, [1, 0, 2]] + 4 * generator.normal(size=(2 * count, 3))
-    by_name = {name: (points if name == "pca" else tsne)[:, :dims].astype(np.float32) for name, dims in projections}
-    starts = np.arange(count) - position
-    second = np.where(position > 0, starts + generator.integers(0, np.maximum(position, 1)), -1)
-    first_weight = generator.uniform(0.5, 0.9, size=count)
-    grid = np.geomspace(0.1, 10, 21)
-    scale = np.exp(generator.normal() / 2)
-    return by_name | {
-        "norms": np.exp(generator.normal(size=2 * count) / 3 + np.repeat([1, 2], count)).astype(np.float32),
-        "highest": np.stack([starts + position, second], axis=1).astype(np.int64),
-        "weights": np.stack([first_weight, (1 - first_weight) * (position > 0)], axis=1).astype(np.float32),
-        "scale": np.asarray(scale),
-        "grid": grid,
-        "curve": -0.9 + 0.2 * np.log(grid / scale) ** 2,
-        "kind": {"spiral": "previous token", "by word": "duplicate token", "": ""}[kind],
-    }
 
 
 def _patterns(generator: np.random.Generator, heads: int, length: int, precision: Any) -> torch.Tensor:
