@@ -4,7 +4,6 @@ A method sums the statistics of its rows by text (or, for many texts, by groups 
 class of the row, so memory does not grow with the corpus.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +15,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..basics.arguments import dense, flag, option, shown
-from ..basics.fields import check_entries, check_rows
+from ..basics.fields import check_rows
 from ..draw.section import Section
 from ..errors import InputError, MissingPointError
 from ..maths.intervals import TextMeans, difference
 from ..maths.sums_by_text import counts_by_text, sums_by_text
-from ..results.by_layer import OfLayers, shared_layers
-from ..results.provenance import Provenance
+from ..results.by_layer import shared_layers
 from ..results.quantity import Places
 from ..results.table import TextResult
 from .groups import FIRST, by_group, distinct_texts, joined
 from .reducer import Run, Source, State
 from .states import on_cpu
-from .summed import over_shards
+from .summed import Summed
 from .token_types import ROW_CLASSES
 
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
@@ -66,7 +64,7 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class RowMeans(TextResult, OfLayers):
+class RowMeans(TextResult, Summed):
     """Statistics of the rows of some texts: their means, intervals and, for texts run together, every row.
 
     `state` holds "sums" `[statistic class layer head group]` and "counts" `[statistic class layer #head group]`, where
@@ -87,53 +85,32 @@ class RowMeans(TextResult, OfLayers):
     }
     """The types of the entries of `state`; a subclass adds its own."""
 
-    layers: tuple[int, ...]
-    """The layers measured: these are the rows of a frame, and the axis `layer` of tensors with a query, key or position
-    axis."""
-    n_layers: int
-    """The model's number of layers: the length of the axis `layer` of means, which are NaN at layers not measured."""
-    documents: int
-    """The number of texts."""
-    truncated: int
-    """The number of texts that were cut to the model's length."""
-    state: Mapping[str, Tensor]
-    """The sums from which everything is computed."""
     chosen: tuple[str, ...]
     """The classes of rows over which means are taken (`ROW_CLASSES`)."""
     tokens: tuple[tuple[str, ...], ...]
     """The query tokens, for texts that were run together."""
-    provenance: Provenance
 
     @classmethod
     def of(cls, state: State, source: Source, **more: Any) -> Self:
         """Makes the result from a state; its means leave out the first row of each text."""
         batch = source.batch
-        return cls(
-            layers=source.layers,
-            n_layers=len(source.stack.places),
-            documents=source.documents,
-            truncated=source.truncated,
-            state=state,
-            chosen=("ordinary", "special"),
-            tokens=() if batch is None else batch.queries(source.stack.label).tokens,
-            provenance=source.provenance,
-            **more,
-        )
+        tokens = () if batch is None else batch.queries(source.stack.label).tokens
+        return super().of(state, source, chosen=("ordinary", "special"), tokens=tokens, **more)
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes that statistics, classes, layers and, for texts run together, tokens label."""
         rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
-        return {"statistic": len(self.STATISTICS), "class": len(ROW_CLASSES), "layer": len(self.layers), **rows}
+        return {**super()._axis_lengths, "statistic": len(self.STATISTICS), "class": len(ROW_CLASSES), **rows}
+
+    @property
+    def _required(self) -> Sequence[str]:
+        return ("sums", "counts", *(("modulus",) if "groups" in self.state else ()))
 
     def _check(self) -> None:
         super()._check()
-        lengths = self._axis_lengths
-        check_entries("state", self.state, self._STATE, lengths)
-        for name in ("sums", "counts", *(("modulus",) if "groups" in self.state else ())):
-            self.state[name]
         texts = len(self.state["classes"]) if "classes" in self.state else len(self.tokens)
-        check_rows("tokens", self.tokens, texts, lengths.get("row"))
+        check_rows("tokens", self.tokens, texts, self._axis_lengths.get("row"))
         for name in self.chosen:
             option("chosen", name, ROW_CLASSES)
 
@@ -146,29 +123,25 @@ class RowMeans(TextResult, OfLayers):
         Raises `InputError` for shards that share documents or come from two corpora, and for results with another
         model, other layers, options or hooks.
         """
-        parts = (self, *others)
-        for result in parts:
+        for result in (self, *others):
             if not isinstance(result, RowMeans):
                 raise InputError(f"`merged` takes {type(self).__name__} results; got {shown(result)}.")
             if result.parts is not None:
                 raise InputError("differences cannot be merged; merge the results of each corpus, then subtract.")
             if "values" in result.state:
                 raise InputError("results that keep rows cannot be merged; measure with keep_rows=False.")
-            if (result.provenance.weights, result.provenance.edits, result._kind) != (
-                self.provenance.weights,
-                self.provenance.edits,
-                self._kind,
-            ):
+            if result._kind != self._kind:
                 raise InputError(
                     f"merged results must have the same model, layers, options and hooks; got {self!r} and {result!r}."
                 )
-        return replace(self, **over_shards(parts, sum_of_states))
+        return super().merged(*others)
+
+    def _merge(self, one: State, other: State) -> State:
+        return sum_of_states(one, other)
 
     @property
-    def _kind(self) -> tuple[Any, ...]:
-        """The properties that two results must share to be merged."""
-        options = {name: value for name, value in self.provenance.options.items() if name not in ("shard", "corpus")}
-        return type(self), self.layers, self.chosen, json.dumps(options, sort_keys=True, default=str)
+    def _kind(self) -> tuple[object, ...]:
+        return type(self), self.chosen, *super()._kind
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic for each row; NaN where it is not defined."""

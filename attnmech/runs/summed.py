@@ -1,7 +1,8 @@
 """Defines results whose numbers follow from sums over a corpus: checks them, and merges them over shards."""
 
+import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, ClassVar, Self
@@ -18,26 +19,7 @@ from ..results.provenance import Provenance
 from ..results.sentences import interval_note
 from ..results.table import Table, WithQuantities
 from .groups import distinct_texts
-from .reducer import Reducer, Source, State
-
-
-def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) -> dict[str, Any]:
-    """The fields in which a merged result differs from its parts: texts, state and provenance.
-
-    Raises `InputError` for shards of different versions, and in the cases of `Provenance.of_shards`.
-    """
-    if differing := {name for part in parts for name in part.state.keys() ^ parts[0].state.keys()}:
-        raise InputError(
-            f"these shards were measured by different versions of attnmech: not all of them have {min(differing)!r}. "
-            "Measure the older ones again."
-        )
-    provenance = Provenance.of_shards([part.provenance for part in parts])
-    return {
-        "documents": sum(part.documents for part in parts),
-        "truncated": sum(part.truncated for part in parts),
-        "state": reduce(merge, [dict(part.state) for part in parts]),
-        "provenance": provenance,
-    }
+from .reducer import Source, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,28 +55,27 @@ class Summed(OfLayers):
         )
 
     @property
-    def _distinct(self) -> int:
-        """The number of texts if copies count once."""
-        return distinct_texts(self.state, self.documents)
-
-    @property
     def _texts(self) -> str:
         """The number of texts, in words."""
-        return counted(self.documents, self._distinct)
+        return counted(self.documents, distinct_texts(self.state, self.documents))
 
-    @property
     @abstractmethod
-    def _reducer(self) -> Reducer:
-        """A reducer with the `merge` that joins two states."""
+    def _merge(self, one: State, other: State) -> State:
+        """The joint state of two shards, as the reducer's `merge` makes it."""
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of those axes of `state` that other fields determine."""
         return {"layer": len(self.layers)}
 
+    @property
+    def _required(self) -> Sequence[str]:
+        """The entries that every state has."""
+        return tuple(self._STATE)
+
     def _check(self) -> None:
         super()._check()
-        for name in self._STATE:
+        for name in self._required:
             self.state[name]
         check_entries("state", self.state, self._STATE, self._axis_lengths)
 
@@ -111,14 +92,27 @@ class Summed(OfLayers):
                     f"a {type(self).__name__} is merged only with others of the same model, layers, options and hooks; "
                     f"got {shown(part)}."
                 )
-        return replace(self, **over_shards(parts, self._reducer.merge))
+        if differing := {name for part in parts for name in part.state.keys() ^ self.state.keys()}:
+            raise InputError(
+                "these shards were measured by different versions of attnmech: not all of them have "
+                f"{min(differing)!r}. Measure the older ones again."
+            )
+        provenance = Provenance.of_shards([part.provenance for part in parts])
+        states: list[State] = [dict(part.state) for part in parts]
+        return replace(
+            self,
+            documents=sum(part.documents for part in parts),
+            truncated=sum(part.truncated for part in parts),
+            state=reduce(self._merge, states),
+            provenance=provenance,
+        )
 
     @property
     def _kind(self) -> tuple[object, ...]:
         """The facts that two results must share to be merged."""
         origin = self.provenance
-        options = {name: str(value) for name, value in origin.options.items() if name not in ("shard", "corpus")}
-        return self.layers, origin.weights, origin.edits, tuple(sorted(options.items()))
+        options = {name: value for name, value in origin.options.items() if name not in ("shard", "corpus")}
+        return self.layers, origin.weights, origin.edits, json.dumps(options, sort_keys=True, default=str)
 
 
 class OverGroups(WithQuantities, Summed):

@@ -25,12 +25,12 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.sentences import no_interval
 from ...results.table import require_no_head
 from ...runs.options import StreamOptions
-from ...runs.reducer import Reducer, Source, State
+from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .by_token import MOST_NAMED, DriftByToken
 from .formulas import SIMILARITIES
 from .section import NAMED, PLACE_WORDS, DriftNumbers, labels_of, nearest_chart, reading_of
-from .sums import OWN_LIST, PLACES, ComparedRows, DriftSums, stream_points
+from .sums import OWN_LIST, PLACES, ComparedRows, DriftSums, merged_sums, stream_points
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
 from .word_types import WORD_TYPES, checked_words
 
@@ -180,9 +180,8 @@ class ResidualDrift(DriftByToken):
         )
         return DriftReducer(reference, at, points, checked_words(function_words))
 
-    @property
-    def _reducer(self) -> Reducer:
-        return _Merging()
+    def _merge(self, one: State, other: State) -> State:
+        return merged_sums(one, other)
 
     def merged(self, *others: Self) -> Self:
         """The result over several shards of a corpus, as if they had been one run.
@@ -360,13 +359,6 @@ _HEADINGS: Final = {
     "rank": "Rank of the token's own embedding",
     "churn": "Churn of the nearest rows",
 }
-
-
-class _Merging(DriftSums):
-    """Merges the states of shards."""
-
-    def __init__(self) -> None:
-        """Merging states needs no reference."""
 
 
 def drift_numbers(drift: ResidualDrift, text: int = 0) -> DriftNumbers:

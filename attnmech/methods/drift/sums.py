@@ -386,7 +386,12 @@ class DriftSums(Reducer):
 
     def merge(self, one: State, other: State) -> State:
         """The sums of both."""
-        return joined(one, other, _BY_TEXT) | {"units": one["units"] + other["units"]}
+        return merged_sums(one, other)
+
+
+def merged_sums(one: State, other: State) -> State:
+    """The sums of two states."""
+    return joined(one, other, _BY_TEXT) | {"units": one["units"] + other["units"]}
 
 
 def _add_steps(values: Tensor, ids: Tensor, before: Tensor, ids_before: Tensor) -> None:

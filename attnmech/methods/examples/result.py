@@ -26,7 +26,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import table_of
 from ...runs.ablations import checked_seed
 from ...runs.options import StreamOptions
-from ...runs.reducer import Reducer, Source, State
+from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from ...runs.summed import Summed
 from .example import Example
@@ -217,9 +217,8 @@ class HeadExamples(Summed):
         if not {token for window in windows for token in window.flatten().tolist() if token >= 0} <= set(self.tokens):
             raise ValueError("`tokens` must have every token of a window")
 
-    @property
-    def _reducer(self) -> Reducer:
-        return ExampleReducer(self.by, self.k, self.seed)
+    def _merge(self, one: State, other: State) -> State:
+        return ExampleReducer(self.by, self.k, self.seed).merge(one, other)
 
     def merged(self, *others: Self) -> Self:
         """The result over several shards of a corpus, as if they had been one run; see `Summed.merged`."""

@@ -34,7 +34,7 @@ from ...results.table import framed, require_one_figure
 from ...runs.ablations import checked_seed
 from ...runs.haystacks import Haystacks
 from ...runs.options import StreamOptions
-from ...runs.reducer import Reducer, Source, State
+from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .figures import letter_of, types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES
@@ -187,9 +187,8 @@ class HeadTypes(TypeScores):
     retrieval: Retrieval | None = None
     """Retrieval from long texts; None without `context`."""
 
-    @property
-    def _reducer(self) -> Reducer:
-        return HeadTypesReducer(self.generated)
+    def _merge(self, one: State, other: State) -> State:
+        return HeadTypesReducer(self.generated).merge(one, other)
 
     def merged(self, *others: Self) -> Self:
         """The result over several shards of a corpus, as if they had been one run; see `Summed.merged`."""

@@ -250,9 +250,8 @@ class OddHeads(OddHeadStatistics, SummedTable):
         known = {"far": len(FAR), "class": len(ROW_CLASSES), "of_focus": len(OF_FOCUS), "of_updates": len(OF_UPDATES)}
         return {**super()._axis_lengths, **known}
 
-    @property
-    def _reducer(self) -> Reducer:
-        return OddHeadsReducer(self.beyond)
+    def _merge(self, one: State, other: State) -> State:
+        return OddHeadsReducer(self.beyond).merge(one, other)
 
     # -- numbers ----------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from ...results.quantity import Places
 from ...results.sentences import interval_of
 from ...results.table import require_no_head
 from ...runs.options import StreamOptions
-from ...runs.reducer import Reducer, Source, State
+from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from ...runs.summed import SummedTable
 from .divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
@@ -195,9 +195,8 @@ class Redundancy(SummedTable):
         """The lengths of the axes of `state` that other fields define."""
         return axis_lengths(len(self.layers), self._heads, self.rows)
 
-    @property
-    def _reducer(self) -> Reducer:
-        return RedundancyReducer()
+    def _merge(self, one: State, other: State) -> State:
+        return RedundancyReducer().merge(one, other)
 
     # -- divergences ------------------------------------------------------------------------------------------
 

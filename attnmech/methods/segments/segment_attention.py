@@ -31,7 +31,7 @@ from ...errors import InputError, MissingPointError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.options import StreamOptions
-from ...runs.reducer import Reducer, Source, State
+from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .formulas import ByDistance, peakedness, receivers, same_distance
 from .means import SegmentMeans
@@ -169,9 +169,8 @@ class SegmentAttention(SegmentMeans):
             if own[0] != 0 or own[-1] != len(tokens) or any(b <= a for a, b in pairwise(own)):
                 raise ValueError("`starts` must increase from 0 to the number of tokens of each text")
 
-    @property
-    def _reducer(self) -> Reducer:
-        return SegmentReducer()
+    def _merge(self, one: State, other: State) -> State:
+        return SegmentReducer().merge(one, other)
 
     def merged(self, *others: Self) -> Self:
         """The result over several shards of a corpus, as if they had been one run.
