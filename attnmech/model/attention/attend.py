@@ -64,7 +64,7 @@ def attend(
         balance.hold_values(site.stack, site.layer, v)
     notes = site.in_force.under_way.notes
     terms = LayerAttention(site.stack, site.layer, scale, position, softcap, sink, notes, relative)
-    layer = _Layer.of(q, k, v, terms, mask, site, weights)
+    layer = _Layer(q, k, v, terms, mask, site, weights)
     z = torch.cat([_attend_rows(layer, rows) for rows in layer.blocks()], dim=1)
     if site.gated:  # a gated z is made only where W_O reads it
         site.in_force.note(ungated=z)
@@ -96,43 +96,32 @@ def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head 
     return z
 
 
-@dataclass(frozen=True)
 class _Layer:
-    """One layer's attention in one pass: queries, keys and values, the changes to its rows, and their observers."""
+    """One layer's attention in one pass: queries, keys and values, the changes to its rows, and their observers.
 
-    q: Float[Tensor, "batch head query d_head"]
-    k: Float[Tensor, "batch kv_head key d_head"]
-    v: Float[Tensor, "batch kv_head key d_value"]
-    terms: LayerAttention
-    mask: MaskRule
-    site: "Site"
-    weights: Callable[[Tensor, int], None] | None
-    changes: AppliedInLayer | None
-    added: Callable[[Tensor, slice], Tensor] | None
-    """Computes what tables of relative positions add to q·k, for some rows and keys."""
-    precision: torch.dtype
-    """The precision of z in the model."""
+    All are in float32 at least, after hooks on queries and keys.
+    """
 
-    @classmethod
-    def of(
-        cls,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+    def __init__(
+        self,
+        q: Float[Tensor, "batch head query d_head"],
+        k: Float[Tensor, "batch kv_head key d_head"],
+        v: Float[Tensor, "batch kv_head key d_value"],
         terms: LayerAttention,
         mask: MaskRule,
         site: "Site",
         weights: Callable[[Tensor, int], None] | None,
-    ) -> "_Layer":
-        """Collects what a layer needs, in float32 at least, after hooks on queries and keys."""
+    ) -> None:
         q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
-        precision, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
-        q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
-        if terms.position is not None:
-            terms = replace(terms, position=terms.position.to(wide))
-        changes = site.in_force.applied_in(site.stack, site.layer)
-        added = None if terms.relative is None else terms.relative.added_to(k)
-        return cls(q, k, v, terms, mask, site, weights, changes, added, precision)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        self.q, self.k, self.v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
+        self.terms = terms if terms.position is None else replace(terms, position=terms.position.to(wide))
+        self.mask, self.site, self.weights = mask, site, weights
+        self.changes = site.in_force.applied_in(site.stack, site.layer)
+        self.added = None if terms.relative is None else terms.relative.added_to(self.k)
+        """Computes what tables of relative positions add to q·k, for some rows and keys."""
+        self.precision = v.dtype
+        """The precision of z in the model."""
 
     def blocks(self) -> Iterable[range]:
         """The rows in blocks; all rows in one block if whole rows are requested."""

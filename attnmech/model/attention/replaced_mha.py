@@ -106,8 +106,8 @@ class Core(nn.Module):
             rearrange(projection(x), _BY_HEAD, head=self.heads)
             for projection, x in ((self.q_proj, hidden_states), (self.k_proj, keys), (self.v_proj, values))
         )
-        more_k, more_v = self.further(k)
-        if more_k is not None and more_v is not None:
+        if (more := self.further(k)) is not None:
+            more_k, more_v = more
             self.attnmech_site.in_force.note(further_keys=more_k, further_values=more_v)
             k, v = torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2)
         z = attend(
@@ -118,20 +118,15 @@ class Core(nn.Module):
 
     def further(
         self, like: Float[Tensor, "batch head key d_head"]
-    ) -> tuple[Float[Tensor, "batch head more d_head"] | None, Float[Tensor, "batch head more d_head"] | None]:
+    ) -> tuple[Float[Tensor, "batch head more d_head"], Float[Tensor, "batch head more d_head"]] | None:
         """The keys and values that are not tokens, in torch's order; None if there are none."""
-        of, batch = self._of[0], len(like)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        if of.bias_k is not None and of.bias_v is not None:
-            for further, bias in ((keys, of.bias_k), (values, of.bias_v)):
-                by_head = rearrange(bias, "one place (head d_head) -> one head place d_head", head=self.heads)
-                further.append(by_head.expand(batch, -1, -1, -1))
-        if of.add_zero_attn:
-            nothing = like.new_zeros(batch, self.heads, 1, self.d_head)
-            keys.append(nothing)
-            values.append(nothing)
-        return (torch.cat(keys, dim=2), torch.cat(values, dim=2)) if keys else (None, None)
+        of = self._of[0]
+        if not further_keys(of):
+            return None
+        nothing = [like.new_zeros(1, self.heads, 1, self.d_head)] if of.add_zero_attn else []
+        biases = ([] if b is None else [rearrange(b, _BY_HEAD, head=self.heads)] for b in (of.bias_k, of.bias_v))
+        keys, values = (torch.cat([*bias, *nothing], dim=2).expand(len(like), -1, -1, -1) for bias in biases)
+        return keys, values
 
 
 class Returned:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 
 from ...basics.messages import first_line
@@ -100,8 +101,4 @@ def _run(module: nn.Module, away: torch.device, *args: Any, **kwargs: Any) -> An
 
 
 def _to(device: torch.device, value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {name: _to(device, part) for name, part in value.items()}
-    return tuple(_to(device, part) for part in value) if type(value) in (tuple, list) else value
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ...batch import Batch
 
@@ -105,9 +106,8 @@ def _by_text(
     counts = Counter(ends[order].tolist())
     parts = [tables(places[..., rows, :]) for rows in torch.split(order, list(counts.values()))]
     back = order.argsort()
-    if isinstance(parts[0], Tensor):
-        return _joined(parts, back)
-    return tuple(_joined(of_parts, back) for of_parts in zip(*parts, strict=True))
+    # Tables are [*axes text position d_rotary]; the texts return to the order of the batch.
+    return pytree.tree_map(lambda *of_parts: torch.cat(of_parts, dim=-3).index_select(-3, back), *parts)
 
 
 def _places_alone(position_ids: Tensor, batch: Batch) -> Tensor:
@@ -117,11 +117,6 @@ def _places_alone(position_ids: Tensor, batch: Batch) -> Tensor:
         places = places - places.gather(-1, batch.begins.expand(places.shape[:-1])[..., None])
     last = places.masked_fill(~batch.mask, 0).amax(dim=-1, keepdim=True)
     return places.clamp_min(0).minimum(last)
-
-
-def _joined(parts: list[Tensor] | tuple[Tensor, ...], back: Tensor) -> Tensor:
-    """Tables `[*axes text position d_rotary]` of groups of texts as one, in the order of the batch."""
-    return torch.cat(list(parts), dim=-3).index_select(-3, back)
 
 
 def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
