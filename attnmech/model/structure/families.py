@@ -24,7 +24,7 @@ from ..attention.relative_positions import (
 from ..attention.replaced_attention import CodeGenAttention, GPTJAttention, GPTNeoAttention, codegen_layout
 from ..parts.gates import HalfOfRow
 from ..parts.position import HALVES, PAIRS, Alibi
-from ..parts.weights import Columns, Fused, Separate
+from ..parts.weights import Columns, Fused, Layout, Separate
 from .architecture import Architecture
 
 Config: TypeAlias = Any
@@ -35,19 +35,37 @@ def _refuse(reason: str) -> NoReturn:
     raise UnsupportedModelError(f"a model with {reason} is not supported.")
 
 
+_Paths: TypeAlias = tuple[str, str, str, str, str, str | None, str]
+"""The paths of the blocks, the final norm, attention, W_O, the norms before attention and before the MLP, the MLP."""
+
+_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+
+_DECODERS: Final[Mapping[str, _Paths]] = {
+    "BLOOM": ("h", "ln_f", "self_attention", "self_attention.dense", *_NORMS, "mlp.dense_4h_to_h"),
+    "Falcon": ("h", "ln_f", "self_attention", "self_attention.dense", *_NORMS, "mlp"),
+    "GPT-2": ("h", "ln_f", "attn", "attn.c_proj", "ln_1", "ln_2", "mlp"),
+    "GPT-J": ("h", "ln_f", "attn", "attn.out_proj", "ln_1", None, "mlp"),
+    "GPT-Neo": ("h", "ln_f", "attn.attention", "attn.attention.out_proj", "ln_1", "ln_2", "mlp"),
+    "GPT-NeoX": ("layers", "final_layer_norm", "attention", "attention.dense", *_NORMS, "mlp"),
+    "Llama": ("layers", "norm", "self_attn", "self_attn.o_proj", *_NORMS, "mlp"),
+    "MPT": ("blocks", "norm_f", "attn", "attn.out_proj", "norm_1", "norm_2", "ffn.down_proj"),
+}
+
+
+def _decoder(name: str, qkv: Layout) -> Architecture:
+    """The plan of a pre-norm decoder, by its paths."""
+    blocks, final_norm, attention, out, attn_norm, mid_norm, mlp_out = _DECODERS[name]
+    return Architecture(
+        name=name, blocks=blocks, final_norm=final_norm, attention=attention, qkv=qkv, out=out, attn_norm=attn_norm,
+        mid_norm=mid_norm, mlp_out=mlp_out,
+    )  # fmt: skip
+
+
 def _bloom(config: Config) -> Architecture:
     if config.apply_residual_connection_post_layernorm:
         _refuse("apply_residual_connection_post_layernorm=True (the stream itself is normalised in every block)")
-    return Architecture(
-        name="BLOOM",
-        blocks="h",
-        final_norm="ln_f",
-        attention="self_attention",
-        qkv=Fused("query_key_value", "head qkv d_head"),
-        out="self_attention.dense",
-        attn_norm="input_layernorm",
-        mid_norm="post_attention_layernorm",
-        mlp_out="mlp.dense_4h_to_h",
+    return replace(
+        _decoder("BLOOM", Fused("query_key_value", "head qkv d_head")),
         embed_norm="word_embeddings_layernorm",
         alibi=Alibi(),
         replacement=through_attend,
@@ -57,16 +75,8 @@ def _bloom(config: Config) -> Architecture:
 def _mpt(config: Config) -> Architecture:
     if config.attn_config.clip_qkv:
         _refuse("clip_qkv (clipped queries and keys are not a sum of terms)")
-    return Architecture(
-        name="MPT",
-        blocks="blocks",
-        final_norm="norm_f",
-        attention="attn",
-        qkv=Fused("Wqkv", "qkv head d_head"),
-        out="attn.out_proj",
-        attn_norm="norm_1",
-        mid_norm="norm_2",
-        mlp_out="ffn.down_proj",
+    return replace(
+        _decoder("MPT", Fused("Wqkv", "qkv head d_head")),
         alibi=Alibi(from_end=True),
         replacement=through_attend,
         position_limit=config.max_seq_len,
@@ -83,16 +93,11 @@ def _falcon(config: Config) -> Architecture:
     # For each kv head its queries, its key and its value.
     slots = torch.arange((heads // kv_heads + 2) * kv_heads * d_head).view(kv_heads, -1, d_head)
     q, k, v = (tuple(part.flatten().tolist()) for part in (slots[:, :-2], slots[:, -2], slots[:, -1]))
-    return Architecture(
-        name="Falcon",
-        blocks="h",
-        final_norm="ln_f",
-        attention="self_attention",
-        qkv=Columns(("query_key_value",) * 3, (q, k, v)),
-        out="self_attention.dense",
-        attn_norm="ln_attn" if two_norms else "input_layernorm",
-        mid_norm="post_attention_layernorm" if serial else None,
-        mlp_out="mlp",
+    plan = _decoder("Falcon", Columns(("query_key_value",) * 3, (q, k, v)))
+    return replace(
+        plan,
+        attn_norm="ln_attn" if two_norms else plan.attn_norm,
+        mid_norm=plan.mid_norm if serial else None,
         alibi=Alibi(factor=d_head**-0.5, rounded_to=torch.bfloat16) if config.alibi else None,
         rotary=None if config.alibi else HALVES,
         replacement=through_attend,
@@ -105,32 +110,13 @@ def _falcon(config: Config) -> Architecture:
 def _gpt2(config: Config) -> Architecture:
     if config.add_cross_attention:
         _refuse("add_cross_attention=True (cross-attention to another model's states)")
-    return Architecture(
-        name="GPT-2",
-        blocks="h",
-        final_norm="ln_f",
-        attention="attn",
-        qkv=Fused("c_attn", "qkv head d_head"),
-        out="attn.c_proj",
-        attn_norm="ln_1",
-        mid_norm="ln_2",
-        mlp_out="mlp",
-        position_limit=config.n_positions,
-    )
+    return replace(_decoder("GPT-2", Fused("c_attn", "qkv head d_head")), position_limit=config.n_positions)
 
 
 def _gptj(config: Config) -> Architecture:
     d_head = config.hidden_size // config.num_attention_heads
-    return Architecture(
-        name="GPT-J",
-        blocks="h",
-        final_norm="ln_f",
-        attention="attn",
-        qkv=GPTJAttention.layout,
-        out="attn.out_proj",
-        attn_norm="ln_1",
-        mid_norm=None,
-        mlp_out="mlp",
+    return replace(
+        _decoder("GPT-J", GPTJAttention.layout),
         rotary=replace(PAIRS, share=(config.rotary_dim or d_head) / d_head, theta=10_000.0),
         replacement=GPTJAttention,
         position_limit=config.n_positions,
@@ -148,32 +134,15 @@ def _codegen(config: Config) -> Architecture:
 
 
 def _gpt_neo(config: Config) -> Architecture:
-    return Architecture(
-        name="GPT-Neo",
-        blocks="h",
-        final_norm="ln_f",
-        attention="attn.attention",
-        qkv=GPTNeoAttention.layout,
-        out="attn.attention.out_proj",
-        attn_norm="ln_1",
-        mid_norm="ln_2",
-        mlp_out="mlp",
-        replacement=GPTNeoAttention,
-        position_limit=config.max_position_embeddings,
-    )
+    plan = _decoder("GPT-Neo", GPTNeoAttention.layout)
+    return replace(plan, replacement=GPTNeoAttention, position_limit=config.max_position_embeddings)
 
 
 def _gpt_neox(config: Config) -> Architecture:
-    return Architecture(
-        name="GPT-NeoX",
-        blocks="layers",
-        final_norm="final_layer_norm",
-        attention="attention",
-        qkv=Fused("query_key_value", "head qkv d_head"),
-        out="attention.dense",
-        attn_norm="input_layernorm",
-        mid_norm=None if config.use_parallel_residual else "post_attention_layernorm",
-        mlp_out="mlp",
+    plan = _decoder("GPT-NeoX", Fused("query_key_value", "head qkv d_head"))
+    return replace(
+        plan,
+        mid_norm=None if config.use_parallel_residual else plan.mid_norm,
         rotary=replace(HALVES, share=config.rope_parameters.get("partial_rotary_factor", 1.0)),
     )
 
@@ -203,18 +172,7 @@ def _opt(config: Config) -> Architecture:
 
 
 def _llama(config: Config, name: str = "Llama") -> Architecture:
-    return Architecture(
-        name=name,
-        blocks="layers",
-        final_norm="norm",
-        attention="self_attn",
-        qkv=Separate("q_proj", "k_proj", "v_proj"),
-        out="self_attn.o_proj",
-        attn_norm="input_layernorm",
-        mid_norm="post_attention_layernorm",
-        mlp_out="mlp",
-        rotary=HALVES,
-    )
+    return replace(_decoder("Llama", Separate("q_proj", "k_proj", "v_proj")), name=name, rotary=HALVES)
 
 
 def _qwen3(config: Config) -> Architecture:
