@@ -55,7 +55,7 @@ from .model.structure.architecture import Architecture as Architecture
 from .pages.atlas.atlas import atlas as atlas
 from .pages.report import report as report
 from .results.circuit import Circuit as Circuit
-from .results.load import load_result as load_result
+from .results.result import load_result as load_result
 from .runs.corpus import Corpus as Corpus
 from .runs.corpus_files import CorpusFiles as CorpusFiles
 from .runs.mean_qk import mean_qk as mean_qk  # why

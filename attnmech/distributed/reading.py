@@ -5,7 +5,7 @@ an error.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -13,25 +13,20 @@ import ray
 from ray.data import DataContext
 
 from ..errors import InputError
-from ..runs.corpus_files import CorpusFiles, CountedFiles, StoredFile
+from ..runs.corpus_files import CorpusFiles, StoredFile
 from .pool import got
 
 ROWS: Final = 256
 """The number of documents that the driver takes at a time."""
 
 
-class RayDocuments(CountedFiles):
-    """The documents of files that a cluster reads."""
+class RayDocuments(CorpusFiles):
+    """The documents of files that a cluster reads; its workers count several files at once."""
 
     def __init__(self, corpus: CorpusFiles) -> None:
         self.files = corpus.files
         count = ray.remote(num_cpus=1)(StoredFile.counted)
-        self._counts = [got(call) for call in [count.remote(file) for file in self.files]]
-
-    @property
-    def counts(self) -> Sequence[tuple[int, str]]:
-        """As `CountedFiles.counts`; Ray's workers count several files at once."""
-        return self._counts
+        self.counts = [got(call) for call in [count.remote(file) for file in self.files]]
 
     def __iter__(self) -> Iterator[str]:
         files, read = self.files, 0

@@ -1,4 +1,6 @@
-"""Defines the base classes of results: a result can become a frame, a file or a page, and names its origin."""
+"""Defines the base classes of results: a result can become a frame, a file or a page, and names its origin; reads
+files.
+"""
 
 import dataclasses
 import inspect
@@ -13,10 +15,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from .. import results
+from ..basics.arguments import shown, string
 from ..basics.fields import check_fields
-from ..basics.files import path_ending
+from ..basics.files import path_ending, path_of
 from ..basics.lens_names import missing_name
-from ..basics.public import check_methods
+from ..basics.messages import first_line
+from ..basics.public import check_methods, public
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
 from ..draw.html_file import WritesHtml, returns_page
 from ..draw.section import Section
@@ -27,7 +32,7 @@ from .codec import packed, unpacked
 from .figure_file import SavesFigures
 from .head_page import head_page, is_about_heads
 from .provenance import Provenance
-from .tensor_file import write_tensors
+from .tensor_file import check_whole, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -328,3 +333,51 @@ def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], 
         first[key] = name
         once[name] = value
     return once, same_as
+
+
+@public
+def load_result(path: str | Path) -> Result:
+    """Reads a result that its `save` wrote; needs no model.
+
+    >>> effects = am.load_result("effects.safetensors")      # doctest: +SKIP
+    >>> effects.to_frame()                                   # doctest: +SKIP
+
+    Args:
+        path: the file.
+
+    Returns:
+        the result, of the class that was saved (`am.results`).
+
+    Raises:
+        InputError: if there is no such file, if it holds no result, if it is damaged, or if its numbers and labels do
+            not fit together.
+    """
+    source = path_of(path)
+    if not source.is_file():
+        raise InputError(f"there is no file {source}.")
+    check_whole(source)
+    try:
+        tensors, header = read_tensors(source)
+        name = string("kind", header["kind"])
+    except Exception as error:
+        raise InputError(f"{source} is not a result that attnmech saved ({first_line(error)}).") from error
+    if name in (others := {"Intervention": "am.Intervention.load", "Activations": "safetensors.torch.load_file"}):
+        raise InputError(
+            f"{source} holds an {name}, not a result; read it with {others[name]}.".replace("an Act", "Act")
+        )
+    kind = getattr(results, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Result)):
+        raise InputError(
+            f"{source} holds {name!r}, which is not in am.results; read it with the version of attnmech that saved it."
+        )
+    version = header.get("version", FILE_VERSION)
+    if version != FILE_VERSION:
+        raise InputError(
+            f"{source} has the file version {shown(version)}; this attnmech reads version {FILE_VERSION}. Read it with "
+            "the version of attnmech that saved it."
+        )
+    try:
+        return kind._from_file(tensors, header)
+    except Exception as error:  # the file may hold anything
+        reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+        raise InputError(f"{source} does not hold a valid {name}: {reason}. Save the result again.") from error

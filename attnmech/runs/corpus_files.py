@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -52,27 +51,8 @@ class StoredFile:
         return count, digest.hexdigest()
 
 
-class CountedFiles(Documents):
-    """The documents of several files, which are counted before the first is read."""
-
-    @property
-    @abstractmethod
-    def counts(self) -> Sequence[tuple[int, str]]:
-        """The number of documents of each file, and their SHA-256 (`StoredFile.counted`)."""
-
-    @property
-    def count(self) -> int:
-        """The number of documents."""
-        return sum(count for count, _ in self.counts)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over the digests of the files."""
-        return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
-
-
 @public
-class CorpusFiles(CountedFiles):
+class CorpusFiles(Documents):
     """The documents of many files, in the order of the files.
 
     >>> corpus = CorpusFiles(["part-0.jsonl", "part-1.jsonl", "s3://bucket/more/"])      # doctest: +SKIP
@@ -107,8 +87,18 @@ class CorpusFiles(CountedFiles):
 
     @cached_property
     def counts(self) -> Sequence[tuple[int, str]]:
-        """As `CountedFiles.counts`; reads all files once."""
+        """The number of documents of each file, and their SHA-256; reads all files once."""
         return [file.counted() for file in self.files]
+
+    @property
+    def count(self) -> int:
+        """The number of documents."""
+        return sum(count for count, _ in self.counts)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the digests of the files."""
+        return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
 
 
 def _system_of(uri: str) -> tuple[Any, str]:

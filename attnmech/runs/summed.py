@@ -98,12 +98,12 @@ class Summed(OfLayers):
                 f"{min(differing)!r}. Measure the older ones again."
             )
         provenance = Provenance.of_shards([part.provenance for part in parts])
-        states: list[State] = [dict(part.state) for part in parts]
+        state: State = reduce(self._merge, [dict(part.state) for part in parts])
         return replace(
             self,
             documents=sum(part.documents for part in parts),
             truncated=sum(part.truncated for part in parts),
-            state=reduce(self._merge, states),
+            state=state,
             provenance=provenance,
         )
 

@@ -104,17 +104,11 @@ class Journalling:
     def __init__(self, journal: Journal | None) -> None:
         self._journal, self._spent, self._since = journal, 0.0, time.perf_counter()
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time to write it."""
-        passed = time.perf_counter() - self._since
-        return self._journal is not None and self._spent <= _JOURNAL_SHARE * passed
-
     def write(self, total: "Total") -> None:
         """Writes the states so far, if it is time to."""
-        if self._journal is None or not self.due:
-            return
         before = time.perf_counter()
+        if self._journal is None or self._spent > _JOURNAL_SHARE * (before - self._since):
+            return
         self._journal.write(total.entry())
         total.fresh = False
         self._spent, self._since = time.perf_counter() - before, time.perf_counter()
