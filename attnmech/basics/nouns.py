@@ -38,6 +38,8 @@ class Nouns:
     """The word for any position ("position" in an image, whose class token is not a patch)."""
     keys: "Nouns | None" = None
     """The words for the keys, if keys and queries come from different kinds of input."""
+    rows: str = ""
+    """The words for the queries, if they are some of the keys."""
 
     @property
     def first(self) -> str:
@@ -67,6 +69,8 @@ class Nouns:
     @property
     def both_texts(self) -> str:
         """The words for both inputs of cross-attention."""
+        if self.rows:
+            return self.text
         return f"two {self.text}s" if self.keys is None else f"{self.text} and the {self.keys.text}"
 
     @property
@@ -96,5 +100,7 @@ IMAGE: Final = Nouns("image", "patch", "patches")
 SOUND: Final = Nouns("recording", "frame", "frames")
 INPUT: Final = Nouns("input", "position", "positions")
 """For a module of the user's own."""
+AFTER_PICTURES: Final = Nouns("text", "token", "tokens", "token", keys=TEXT, rows="the tokens after the pictures")
+"""For the rows of a text after its pictures, which attend to the whole text."""
 HEARD: Final = Nouns("text", "token", "tokens", "token", keys=SOUND)
 """For cross-attention from a text to a recording."""

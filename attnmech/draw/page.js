@@ -393,14 +393,19 @@ async function drawPattern(id) {
 
 // ---- tokens -----------------------------------------------------------------------------------------------------
 
+/** Writes a token on its chip; a patch's chip is small, without text, since a picture has hundreds. */
+function label(chip, token) {
+  if (/^<(img|video) \d.*>$/.test(token)) {
+    chip.classList.add("patch");
+    chip.ariaLabel = token;
+  } else chip.textContent = token;
+}
+
 const chips = tokens.map((token, position) => {
   const chip = document.createElement("button");
   chip.type = "button";
   chip.className = "token";
-  if (/^<(img|video) \d.*>$/.test(token)) { // small, without text: a picture has hundreds
-    chip.classList.add("patch");
-    chip.ariaLabel = token;
-  } else chip.textContent = token;
+  label(chip, token);
   chip.addEventListener("click", () => choose({ query: position }));
   chip.addEventListener("pointerenter", () => shadeTokens(position));
   return chip;
@@ -410,7 +415,7 @@ const chips = tokens.map((token, position) => {
 const keyChips = !page.keys ? chips : keys.map((token) => {
   const chip = document.createElement("span");
   chip.className = "token";
-  chip.textContent = token;
+  label(chip, token);
   return chip;
 });
 

@@ -81,10 +81,10 @@ def section_of(result: HeadEffects | NullAttention, call: str, layers: Sequence[
 
 
 def streamed(
-    model: HookedModel, batch: Batch, shown: Stack, notes: list[str], *, nouns: Nouns
+    model: HookedModel, batch: Batch, shown: Stack, notes: list[str], *, nouns: Nouns, paths: bool
 ) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths]:
-    """Takes the measurements of one pass: where heads attend, what they write (if the model has a stream), and how each
-    token changes.
+    """Takes the measurements of one pass: where heads attend, what they write (if the model has a stream), and, with
+    `paths`, how each token changes.
     """
     reducers: dict[str, Reducer] = {"focus": AttentionFocus.reducer()}
     if shown.label == "cross":
@@ -96,19 +96,18 @@ def streamed(
         reducers["updates"] = ResidualUpdates.reducer()
     else:
         notes.append(f"What heads write is omitted: {model.points[shown.point('resid_pre')].absent}.")
-    by_token = TokenPaths.reducers(model, batch, notes, nouns)
+    by_token = TokenPaths.reducers(model, batch, notes, nouns) if paths else {}
     reducers |= by_token
     streams = stream(model, batch, list(reducers.values()), stack=shown.label or None)
     results = dict(zip(reducers, streams, strict=True))
-    paths = TokenPaths(**{name: results[name] for name in by_token})
-    return results["focus"], results.get("updates"), paths
+    return results["focus"], results.get("updates"), TokenPaths(**{name: results[name] for name in by_token})
 
 
 def last_pass(
-    model: HookedModel, batch: Batch, stack: Stack, layers: list[int], notes: list[str]
+    model: HookedModel, batch: Batch, stack: Stack, layers: list[int], notes: list[str], first: int
 ) -> tuple[Float[Tensor, "layer head query key"], Float[Tensor, "layer head key"] | None, View | None]:
-    """Returns the attention between the text's real tokens, the norms of their value vectors after W_O, and the model's
-    predictions if it predicts next tokens.
+    """Returns the attention of the real tokens from `first` on, the norms of the text's value vectors after W_O, and
+    the model's predictions if it predicts next tokens.
     """
     predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
     predicts = predicts and model.reads_tokens and batch.ids.shape[1] > 1
@@ -120,7 +119,7 @@ def last_pass(
     with_v = [] if model.points[v].absent is not None or v in model.refused else [v]
     ran = model.run(batch, [point, *with_v, *(["logits"] if predicts else [])], layers=layers)
     real, real_keys = batch.queries(stack.label).mask[0], batch.key_tokens(stack.label).mask[0]
-    pattern = torch.stack([ran[point, layer][0][:, real][:, :, real_keys] for layer in layers])
+    pattern = torch.stack([ran[point, layer][0][:, real][:, first:, real_keys] for layer in layers])
     norms = None
     if all((point, layer) in ran.value_norms for layer in layers):
         norms = torch.stack([ran.value_norms[point, layer][0][:, real_keys] for layer in layers])

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from ..basics.arguments import index_of
 from ..basics.axes import spread
 from ..basics.messages import capitalised
-from ..basics.nouns import HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
+from ..basics.nouns import AFTER_PICTURES, HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
 from ..basics.public import public
 from ..batch import Batch
 from ..demo.text import notes as notes_on_demo
@@ -416,8 +416,12 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
     model, batch, centre = made.model, made.texts[number].batch, made.centre
     notes = [*made.texts[number].notes, *made.notes]
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
-    pages = len(model.stacks) * len(made.texts)
-    fits = max(1, limits.MAX_CELLS // (pages * shown.n_heads * queries.ids.shape[1] * keys.ids.shape[1]))
+    cells = len(model.stacks) * len(made.texts) * shown.n_heads * keys.ids.shape[1]
+    length = queries.ids.shape[1]
+    first = _after_pictures(batch) if cells * shown.n_layers * length > limits.MAX_CELLS else 0
+    if first:
+        notes.append(f"Rows of the {length - first} tokens after the pictures are shown, which attend to all tokens.")
+    fits = max(1, limits.MAX_CELLS // (cells * (length - first)))
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         of_stack = f"The {shown.label} stack" if shown.label else "The model"
@@ -426,20 +430,20 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         notes.append(f"{capitalised(left_out)}.")
     if model.is_demo:
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
-    stack, nouns = shown.label or None, nouns_of(model, shown.label)
+    stack, nouns = shown.label or None, AFTER_PICTURES if first else nouns_of(model, shown.label)
     if isinstance(centre, str) and centre == "auto":
         # A text without ordinary tokens has no means.
         ordinary = batch.mask & ~batch.is_special & ~batch.first
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
-    focus, updates, paths = streamed(model, batch, shown, notes, nouns=nouns)
+    focus, updates, paths = streamed(model, batch, shown, notes, nouns=nouns, paths=not first)
     if model.edited:
         notes.append(f"Hooks were active at {', '.join(model.edited)}: the numbers describe the edited model.")
     special, key_special = (
         tuple(token in tokens.special for token in tokens.ids[0, tokens.mask[0]].tolist()) for tokens in (queries, keys)
     )
-    pattern, norms, expected = last_pass(model, batch, shown, layers, notes)
+    pattern, norms, expected = last_pass(model, batch, shown, layers, notes, first)
     calls = calls_of(model, made.calls, number, shown.label, centre, weighted=norms is not None)
     call = calls["view"].replace("{figure}", "map")
     return Report(
@@ -449,8 +453,9 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         updates=updates,
         certificate=made.certificate,
         notes=tuple(notes),
-        special=special,
-        key_special=key_special if shown.label == "cross" else (),
+        first=first,
+        special=special[first:],
+        key_special=key_special if shown.label == "cross" or first else (),
         expected=expected,
         calls=calls,
         pattern=pattern,
@@ -459,6 +464,13 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         sense=sense_section(model, batch, pattern.float().cpu().numpy(), call, shown.label),
         nouns=nouns,
     )
+
+
+def _after_pictures(batch: Batch) -> int:
+    """The first token after a text's last picture or sound; 0 if it has none, or ends with one."""
+    held = batch.is_sensed[0].nonzero()[:, 0].tolist()
+    first = held[-1] + 1 if held else 0
+    return first if first < int(batch.lengths[0]) else 0
 
 
 def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:

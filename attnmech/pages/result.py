@@ -1,6 +1,6 @@
 """The report of one text, which combines several results on one page; `attnmech report` writes that page."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
@@ -97,6 +97,8 @@ class Report(WritesHtml):
     """How heads attend to this text's delimiters: a description, not a claim."""
     measured: tuple[Measured, ...] = ()
     """The results of ablations on all texts of the page and, with the demo model, on built-in texts."""
+    first: int = 0
+    """The first token whose row is shown."""
     sense: Section | None = None
     """The section with the image or the recording itself, under the attention of a row."""
     nouns: Nouns = TEXT
@@ -197,7 +199,7 @@ class Report(WritesHtml):
 
     def _page(self, parts: int = 1) -> Page:
         """The page's content for this stack; `parts` is the number of texts and stacks that share the file."""
-        view = self.scores.numbers(pattern=self.pattern, nouns=self.nouns)
+        view = self.scores.numbers(pattern=self.pattern, nouns=self.nouns, first=self.first)
         norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
         heads, cells = view.pattern.shape[0] * view.pattern.shape[1], view.pattern[0, 0].size
         most = max(1, limits.MAX_DETAILS // (parts * cells))
@@ -236,7 +238,7 @@ class Report(WritesHtml):
             ],
             provenance=provenance.entries,
             setup=self.calls["setup"],
-            reasons=self._reasons(len(view.tokens)),
+            reasons=self._reasons(range(self.first, self.first + len(view.tokens))),
             brief={"Exactness": self.lead, **self.findings, **facts.untyped},
             start=start,
         )
@@ -283,7 +285,9 @@ class Report(WritesHtml):
     def _sections(self, view: ScoreNumbers) -> list[Section]:
         """The page's sections: those of figures 1 to 10, then the further measurements."""
         nouns, layers, calls, updates = self.nouns, view.layers, self.calls, self.updates
-        other = None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns)
+        other = (
+            None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns, first=self.first)
+        )
         further = [section_of(part.result, part.call, layers, part.on) for part in self.measured]
         focus = focus_numbers(self.focus, nouns)
         overview, *scores = score_sections(view, calls["scores"], calls["view"], about_all_heads(focus), other)
@@ -322,13 +326,13 @@ class Report(WritesHtml):
         except InputError:
             return []
 
-    def _reasons(self, tokens: int) -> list[list[list[str]]]:
+    def _reasons(self, queries: Iterable[int]) -> list[list[list[str]]]:
         """The sentences that say, for each query, why each head attends where it does."""
         if self.sources is None:
             return []
         heads = range(self.scores.residual.shape[1])
         return [
-            [[self.sources.explain(layer, head, query) for query in range(tokens)] for head in heads]
+            [[self.sources.explain(layer, head, query) for query in queries] for head in heads]
             for layer in self.scores.layers
         ]
 

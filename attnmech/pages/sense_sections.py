@@ -73,7 +73,7 @@ def picture_section(
     Args:
         canvases: the pictures, or the parts of pictures that the model reads apart.
         labels: the name of each position.
-        pattern: the attention of every layer and head.
+        pattern: the attention of every layer and head; of all positions, or of the last.
         call: the Python call that reproduces the numbers.
         among: whether the patches are among the tokens of a text.
 
@@ -128,7 +128,7 @@ def picture_section(
         there = ByChoice(np.array([int(box is not None) for box in canvas.boxes]))
         covered = ByChoice(hidden.astype(np.int64), ("query",))
         slots.append(Slot(f"data.{2 * number + 1}.z", covered, where=there, equals=1))
-        ends = dict(zip(("x0", "y0", "x1", "y1"), canvas.ends.T, strict=True))
+        ends = dict(zip(("x0", "y0", "x1", "y1"), canvas.ends[-pattern.shape[2] :].T, strict=True))
         slots += [Slot(f"layout.shapes.{number}.{end}", ByChoice(at, ("query",))) for end, at in ends.items()]
     bar = _BAR | {"title": {"text": "attention after softmax", "side": "top"}, "y": 1.02 + 0.08 * among}
     figure.update_layout(

@@ -16,6 +16,9 @@ from ..methods.head_types.formulas import targets
 HALF: Final = 0.5
 """A row is told of a head if one key receives at least this share of its attention."""
 
+LEAST: Final = 0.05
+"""A page begins with a row if one key receives at least this share of its attention."""
+
 ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
@@ -47,11 +50,11 @@ class TellingRows:
 
     @property
     def first(self) -> tuple[int, int, TellingRow] | None:
-        """The place of a layer, the head, and the row that the page shows first; None if no key of any row counts."""
+        """The place of a layer, the head, and the row that a page shows first; None if no key receives enough."""
         pattern = self.view.pattern
         heads = pattern.reshape(-1, *pattern.shape[2:])
         row = self._row(heads.max(axis=0))
-        if row is None:
+        if row is None or row.share < LEAST:
             return None
         return *divmod(int(heads[:, row.query, row.key].argmax()), pattern.shape[1]), row
 
@@ -67,9 +70,13 @@ class TellingRows:
     def _told(self, query: int, key: int) -> str:
         view = self.view
         words = f"from {_named(view.tokens, query)} to {_named(view.key_tokens, key)}"
-        if view.crosses:
+        if view.crosses and not view.nouns.rows:
             return f"{words} of the {view.nouns.key_text}"
-        follows = self._copied[query, key] and view.tokens[key - 1] == view.tokens[query] != view.tokens[key]
+        follows = (
+            not view.crosses
+            and self._copied[query, key]
+            and view.tokens[key - 1] == view.tokens[query] != view.tokens[key]
+        )
         return f"{words}, the {view.nouns.token} after {_named(view.tokens, key - 1)}" if follows else words
 
     @cached_property
@@ -77,10 +84,11 @@ class TellingRows:
         """The keys that count in each row."""
         view = self.view
         keys = self._words(view.key_tokens, view.key_special if view.crosses else view.special)
-        if view.crosses:
+        if view.crosses and not view.nouns.rows:
             return np.broadcast_to(keys, view.pattern.shape[2:])
         keys[0] = False
-        distance = np.abs(np.subtract.outer(np.arange(len(keys)), np.arange(len(keys))))
+        places = np.arange(len(keys))
+        distance = np.abs(np.subtract.outer(places[-len(view.tokens) :], places))
         counted: Bool[np.ndarray, "query key"] = self._words(view.tokens, view.special)[:, None] & keys & (distance > 1)
         return counted
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import CertificateError, InputError, UnsupportedModelError
+from attnmech.pages import limits
 from attnmech.pages.report import sense_section
 
 WORDS = (9, 12)
@@ -289,6 +290,30 @@ def test_the_page_shows_attention_on_the_users_pictures() -> None:
     assert page.sense is not None and "image 2" in page.to_html()
     with pytest.raises(InputError, match="shows a text with pictures or sounds whole"):
         am.report(model, batch, start=3)
+
+
+def test_a_page_of_many_patches_shows_the_rows_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, processor, mark = merged.with_processor("llava")
+    model = am.load(plain, processor=processor)
+    batch = model.encode({"text": f"the {mark} keys {mark} are here", "images": [merged.picture(1), merged.picture(2)]})
+    length, first = batch.ids.shape[1], int(batch.is_sensed[0].nonzero()[-1]) + 1
+    heads, rows = model.n_layers * model.n_heads, length - first
+    monkeypatch.setattr(limits, "MAX_CELLS", heads * rows * length)
+    page = am.report(model, batch)
+    assert (page.first, page.scores.layers, rows) == (first, tuple(range(model.n_layers)), 2)
+    acts = model.run(batch, points=["pattern", "scores"])
+    patterns, scores = (torch.stack([acts[name, layer][0] for layer in range(4)]) for name in ("pattern", "scores"))
+    assert torch.equal(page.pattern, patterns[:, :, first:])
+    numbers = page.scores.numbers(pattern=page.pattern, first=first)
+    seen = ~np.isnan(numbers.scores)
+    assert seen.sum() == heads * (2 * length - 1)
+    assert numbers.scores[seen] == pytest.approx(scores[:, :, first:].numpy()[seen], abs=1e-4)
+    figure = page.sense.figures["picture-attention"].figure(layer=2, head=1, query=1)  # type: ignore[union-attr]
+    held = batch.is_sensed[0].nonzero()[:, 0].tolist()
+    assert np.nan_to_num(figure.data[2].z) == pytest.approx(patterns[2, 1, first + 1, held[16:]].numpy(), abs=1e-6)
+    assert all(shape.x0 < 0 for shape in figure.layout.shapes)  # a query of the text has no patch to frame
+    html = page.to_html()
+    assert "Queries: the tokens after the pictures" in html and f"Rows of the {rows} tokens" in html
 
 
 # -- towers, and models of other kinds -----------------------------------------------------------------------

@@ -257,11 +257,12 @@ class SplitScores(Result):
         *,
         pattern: Float[Tensor, "layer head query key"] | None = None,
         nouns: Nouns = TEXT,
+        first: int = 0,
     ) -> "ScoreNumbers":
-        """Returns the numbers of figures 1 to 3 for one text, as arrays for drawing. `pattern` is the attention that
-        the run used, over the text's real tokens, in the decomposed layers. If it is None, figures show the softmax of
-        the scores, which is the pattern that the model used unless a hook changed it. `nouns` are the words for the
-        input and its positions in notes and figures.
+        """Returns the numbers of figures 1 to 3 for one text, as arrays for drawing; its queries are the real tokens
+        from `first` on. `pattern` is the attention that the run used, in the decomposed layers; if it is None, figures
+        show the softmax of the scores, which is the pattern that the model used unless a hook changed it. `nouns` are
+        the words for the input and its positions in notes and figures.
         """
         ranks = whole_number("ranks", ranks, least=1)
         text = index_of("text", text, len(self.real), f"{len(self.real)} texts were run")
@@ -270,8 +271,9 @@ class SplitScores(Result):
                 "figures 1 to 3 show attention among tokens; here some keys are not tokens. Use .to_frame(), or "
                 'model.run(..., points=["pattern"]).show("pattern").'
             )
-        here = self.real[text].nonzero()[:, 0]
-        at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else here
+        real = self.real[text].nonzero()[:, 0]
+        at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else real
+        here = real[first:]
         tokens = tuple(self.tokens[text][place] for place in here.tolist())
         keys = tuple(self.key_tokens[text][place] for place in at_keys.tolist())
         of_layers = [parts.of_text(text, here, at_keys) for parts in self.parts]
@@ -302,7 +304,7 @@ class SplitScores(Result):
             terms.append({name: term.expand(heads, *term.shape[1:]) for name, term in own.items()})
         return ScoreNumbers(
             tokens=tokens,
-            keys=keys if self._crosses else (),
+            keys=keys if self._crosses or first else (),
             layers=self.layers,
             scores=_stacked(scores),
             pattern=_stacked(patterns) if pattern is None else pattern.float().cpu().numpy(),
