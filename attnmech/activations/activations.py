@@ -107,6 +107,7 @@ class Activations:
         | `pattern` | every layer: "model"; one layer: "attention_heads"; one head: "attention_pattern" |
         | `pattern` if it is too large for CircuitsVis, or of cross-attention | "model" |
         | `pattern` with `query` | "colored_tokens_multi"; for one head "colored_tokens" |
+        | `pattern` with view="picture" | one row, by default the last, on the pictures of the text |
         | `scores` of a layer | the same, with two colours for above and below zero |
         | `logits` | the text, coloured by the probability of each token |
         | any other point | the text, coloured by one activation at a time |
@@ -118,7 +119,8 @@ class Activations:
             query: the number of the query token whose row is shown, not counting padding.
             text: which text of the batch.
             view: another view of attention: "model", "sentence", "token_graph", "attention_heads",
-                "attention_pattern", "colored_tokens" (the heads' mean without `head`) or "colored_tokens_multi".
+                "attention_pattern", "colored_tokens" (the heads' mean without `head`), "colored_tokens_multi" or
+                "picture".
             weighted: "value" shows what attention carries instead of p: p_ij ‖f(x_j)‖ / Σ_k p_ik ‖f(x_k)‖, with
                 f(x) = (x W_V + b_V) W_O (Kobayashi et al. 2020), so that each row sums to 1. The run must have captured
                 "v" as well as "pattern".

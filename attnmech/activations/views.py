@@ -16,6 +16,7 @@ from ..draw.embed import View
 from ..draw.patterns import PROBABILITY, VALUE_WEIGHTED, value_weighted
 from ..errors import InputError, MissingPointError
 from ..points import PointKey, PointName, full_name, parse, point_of, split_stack
+from .pictures import picture_view
 
 WEIGHTS: Final = ("value",)
 """The values of `weighted`."""
@@ -91,6 +92,10 @@ def _attention(
     keys = queries if of_keys is of_queries else _Rows(of_keys, text)
     patterns = [_numbers(activations[name, at][text]) for at in layers]
     numbers = values = np.stack([pattern[:, queries.real][:, :, keys.real] for pattern in patterns])
+    if view == "picture":
+        heads = range(values.shape[1]) if head is None else [index_of("head", head, values.shape[1])]
+        row = len(queries.tokens) - 1 if query is None else index_of("query", query, len(queries.tokens))
+        return picture_view(activations.batch, values, text=text, layers=layers, heads=heads, query=row)
     if weighted is not None:
         values = value_weighted(values, _norms(activations, name, layers, keys))
     return view_of_attention(

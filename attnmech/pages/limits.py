@@ -19,9 +19,6 @@ MAX_WORK: Final = 1_000_000_000_000
 MAX_REASONS: Final = 6_000
 """A page contains at most this many lines of reasons."""
 
-MAX_PICTURES: Final = 12
-"""A page shows at most this many pictures, or tiles of pictures."""
-
 OTHER_TEXTS: Final = 40
 """The number of further texts that give sweeps of the demo model their intervals."""
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from ..activations.pictures import attention_on_pictures
 from ..basics.arguments import index_of
 from ..basics.axes import spread
 from ..basics.messages import capitalised
@@ -16,6 +17,7 @@ from ..basics.public import public
 from ..batch import Batch
 from ..demo.text import notes as notes_on_demo
 from ..draw.section import Section
+from ..draw.senses import Canvas, picture_section, spectrogram_section
 from ..errors import InputError
 from ..methods.joint_embedding.patch_images import data_uri
 from ..methods.scores.decompose_scores import decompose_scores
@@ -34,7 +36,6 @@ from ..results.mean_qk import MeanQK
 from . import limits
 from .measures import last_pass, on_text, sources_of, streamed, sweeps, types_of
 from .result import Report
-from .sense_sections import Canvas, picture_section, picture_uri, spectrogram_section
 
 
 def sense_section(
@@ -50,8 +51,8 @@ def sense_section(
             return None
         columns, rows = max(box[2] for box in held), max(box[3] for box in held)
         return picture_section([Canvas(data_uri(images[0]), (columns, rows), boxes)], labels, pattern, call)
-    if batch.held and (canvases := list(_canvases(batch))):
-        return picture_section(canvases, _cells(batch), pattern, call, among=True)
+    if (pictures := attention_on_pictures(batch, pattern, call)) is not None:
+        return pictures
     if isinstance(model.encoder, SoundEncoder) and stack != "decoder":
         spectrogram = spectrogram_of(model.encoder, batch, 0)
         frames = [_seconds(label) for label in labels]
@@ -83,28 +84,6 @@ def _box(label: str) -> tuple[int, int, int, int] | None:
     if not (comma and row.isdigit() and column.isdigit()):
         return None
     return int(column), int(row), int(column) + 1, int(row) + 1
-
-
-def _canvases(batch: Batch) -> Iterator[Canvas]:
-    """The user's pictures of one text, in the parts that the model reads apart."""
-    places = batch.held[0]
-    parts = dict.fromkeys((place.number, place.tile) for place in places if place is not None and place.box is not None)
-    for number, tile in list(parts)[: limits.MAX_PICTURES]:
-        image = batch.pictures[0].images[number - 1]
-        width, height = image.size
-        boxes = [
-            None
-            if place is None or place.box is None or (place.number, place.tile) != (number, tile)
-            else (place.box[0] * width, place.box[1] * height, place.box[2] * width, place.box[3] * height)
-            for place in places
-        ]
-        title = f"image {number}" + ("" if tile is None else f", tile {tile}")
-        yield Canvas(picture_uri(image), (width, height), boxes, title)
-
-
-def _cells(batch: Batch) -> list[str]:
-    """The row and column of each token in its picture."""
-    return ["" if place is None else f"{place.row},{place.column}" for place in batch.held[0]]
 
 
 def _seconds(label: str) -> float | None:

@@ -285,6 +285,13 @@ def test_the_page_shows_attention_on_the_users_pictures() -> None:
         left, top, right, bottom = (0.0, 0.0, 40.0, 30.0)
         inside = left <= frame.x0 < frame.x1 <= right and top <= frame.y0 < frame.y1 <= bottom
         assert inside == (query == held[3])
+    view = acts.show("pattern", layer=1, view="picture", query=held[3])
+    assert view.data["choices"] == {"layer": [1], "head": list(range(6))}
+    assert np.nan_to_num(np.array(view.data["data"][0]["z"], float)) == pytest.approx(
+        pattern[1, 0, held[3], own[0]], abs=1e-6
+    )
+    with pytest.raises(InputError, match="this text has none"):
+        model.run("the keys", points=["pattern"]).show("pattern", view="picture")
     page = am.report(model, batch)
     assert page.certificate.checks[-1].name == "merged" and page.certificate.checks[-1].passed
     assert page.sense is not None and "image 2" in page.to_html()

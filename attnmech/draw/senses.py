@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Float
 from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 
-from ..draw.chart import OWN_COLOUR, ByChoice, Chart, Slot
-from ..draw.figure import Figure
-from ..draw.section import Section
-from ..draw.style import FIGURE_STYLE, NEUTRAL
+from .chart import OWN_COLOUR, ByChoice, Chart, Slot
+from .figure import Figure
+from .section import Section
+from .style import FIGURE_STYLE, NEUTRAL
 
 SHADE: Final = [[0.0, "rgba(0,0,0,0.8)"], [1.0, "rgba(0,0,0,0)"]]
 """Colours from the least to the most attention; more attention makes the picture below brighter."""
@@ -31,6 +31,7 @@ _BAR: Final = {
     "len": 0.5,
     "thickness": 10,
 }
+MIXED: Final = "A patch's token also holds what the vision tower has mixed into it from other patches."
 _OF_ROW: Final = ("layer", "head", "query")
 
 
@@ -66,6 +67,7 @@ def picture_section(
     pattern: Float[np.ndarray, "layer head query key"],
     call: str,
     *,
+    queries: Sequence[int] = (),
     among: bool = False,
 ) -> Section:
     """Shows pictures; the chosen query's attention sets the brightness of each patch.
@@ -73,8 +75,9 @@ def picture_section(
     Args:
         canvases: the pictures, or the parts of pictures that the model reads apart.
         labels: the name of each position.
-        pattern: the attention of every layer and head; of all positions, or of the last.
+        pattern: the attention of every layer and head.
         call: the Python call that reproduces the numbers.
+        queries: the positions whose rows `pattern` holds; by default the last.
         among: whether the patches are among the tokens of a text.
 
     """
@@ -82,6 +85,7 @@ def picture_section(
     rows = -(-len(canvases) // columns)
     figure = Figure(make_subplots(rows=rows, cols=columns, subplot_titles=[canvas.title for canvas in canvases]))
     hidden = (pattern == 0).all(axis=(0, 1))
+    own = list(queries or range(len(labels))[-pattern.shape[2] :])
     slots: list[Slot] = []
     tallest = 0.0
     for number, canvas in enumerate(canvases):
@@ -128,7 +132,7 @@ def picture_section(
         there = ByChoice(np.array([int(box is not None) for box in canvas.boxes]))
         covered = ByChoice(hidden.astype(np.int64), ("query",))
         slots.append(Slot(f"data.{2 * number + 1}.z", covered, where=there, equals=1))
-        ends = dict(zip(("x0", "y0", "x1", "y1"), canvas.ends[-pattern.shape[2] :].T, strict=True))
+        ends = dict(zip(("x0", "y0", "x1", "y1"), canvas.ends[own].T, strict=True))
         slots += [Slot(f"layout.shapes.{number}.{end}", ByChoice(at, ("query",))) for end, at in ends.items()]
     bar = _BAR | {"title": {"text": "attention after softmax", "side": "top"}, "y": 1.02 + 0.08 * among}
     figure.update_layout(
@@ -153,8 +157,7 @@ def picture_section(
         caveat="Positions without a patch, such as [CLS] and registers, are missing from the picture; the maps "
         "below include them."
         if not among
-        else "A patch's token also holds what the vision tower has mixed into it from other patches. Attention to the "
-        "text is in the maps below.",
+        else f"{MIXED} Attention to the text is in the maps below.",
         figures={"picture-attention": Chart(figure, tuple(slots))},
         call=call,
     )
