@@ -165,7 +165,7 @@ class TextMeans:
         error = (1 - level) / several
         apart = self.tied & (self.texts >= LEAST_TEXTS)
         half = torch.full_like(self.mean, torch.inf)
-        for group, largest in ((self._regular, self._largest), (self.heavy, self._largest_of_heavy)):
+        for group, largest in zip((self._regular, self.heavy), self._largest, strict=True):
             place = math.ceil((1 - float(error * group.sum())) * (REPLICATES + 1)) - 1
             bound = largest[place] if place < REPLICATES else torch.inf
             half = torch.where(group, bound * self._linear_error, half)
@@ -218,14 +218,11 @@ class TextMeans:
         return squares.sqrt() / self.below.sum(dim=-1).abs()
 
     @cached_property
-    def _largest(self) -> Float[Tensor, " replicate"]:
-        """max |R* − R| / SE* over the regular quantities, for each replicate, sorted; NaN if there are none."""
-        return self._largest_among(self._regular)
-
-    @cached_property
-    def _largest_of_heavy(self) -> Float[Tensor, " replicate"]:
-        """max |R* − R| / SE* over the heavy quantities, for each replicate, sorted; NaN if there are none."""
-        return self._largest_among(self.heavy)
+    def _largest(self) -> tuple[Float[Tensor, " replicate"], Float[Tensor, " replicate"]]:
+        """max |R* − R| / SE* over the regular and over the heavy quantities, for each replicate, sorted; NaN if there
+        are none.
+        """
+        return self._largest_among(self._regular), self._largest_among(self.heavy)
 
     def _largest_among(self, group: Bool[Tensor, "*place"]) -> Float[Tensor, " replicate"]:
         if not group.any():

@@ -28,9 +28,8 @@ from ..model.inputs.sounds import SoundEncoder, spectrogram_of
 from ..model.inputs.transcripts import TranscriptEncoder
 from ..model.parts.certificate import Certificate
 from ..model.proof.certify import certificate_of
-from ..model.reading.other_layers import about_other_layers
 from ..model.run.hooked import HookedModel, require_model
-from ..model.stack.stack import Stack
+from ..model.stack.stack import Stack, about_other_layers
 from ..points import full_name
 from ..results.mean_qk import MeanQK
 from . import limits

@@ -66,7 +66,7 @@ def test_the_largest_deviation_of_each_replicate() -> None:
     below = torch.randint(1, 20, (3, 8), generator=generator).double()
     for means in (TextMeans.of_values(above), TextMeans.of_ratio(above, below)):
         assert int(means.heavy.sum()) == 1
-        for group, measured in ((~means.heavy, means._largest), (means.heavy, means._largest_of_heavy)):
+        for group, measured in zip((~means.heavy, means.heavy), means._largest, strict=True):
             sums, sizes = (side[group][:, means._order].tolist() for side in (means.above, means.below))
             largest = []
             for weights in resampled(8, 2000).T.tolist():

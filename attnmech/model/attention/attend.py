@@ -26,7 +26,6 @@ from ...maths.softmax import Attention, left_for_sink, softmax_with_sink
 from ...points import full_name
 from ...results.mean_qk import MeanQK
 from ..parts.mask import MaskRule, mask_rule, rule_of
-from .applied import AppliedInLayer
 from .in_force import InForce
 from .observed import LayerAttention, RowBlock
 
@@ -145,8 +144,22 @@ class _Layer:
 
     @cached_property
     def ledgers(self) -> dict[MeanQK | None, ScoreParts] | None:
-        """The terms of the scores, if some are changed."""
-        return None if self.changes is None else _terms_to_scale(self.changes, self.site, self.terms, self.mask)
+        """The terms of the scores, computed from `attn_in` and the weights, if interventions scale any of them."""
+        changes, in_force, layer = self.changes, self.site.in_force, self.site.layer
+        if changes is None or not changes.scales:
+            return None
+        for name in map(self.site.point, ("q", "k", "q_rot", "k_rot")):
+            if in_force.edits(name, layer):
+                raise InputError(
+                    f"{changes.scales[0]}: a hook at {name!r} {layer} changes the terms of the scores; remove that "
+                    "hook."
+                )
+            if in_force.under_way.gradients and in_force.under_way.keeps((name, layer)):
+                raise InputError(
+                    f"{changes.scales[0]}: the terms of the scores are computed from attn_in, so gradients at "
+                    f"{name!r} {layer} would miss them; ask for gradients at attn_in."
+                )
+        return changes.ledgers(self.terms, self.mask, in_force.under_way.batch)
 
     @cached_property
     def change_of_values(self) -> Float[Tensor, "batch head key d_value"] | None:
@@ -221,26 +234,6 @@ class _Layer:
         )  # fmt: skip
         for observe in now.watch.rows:
             observe(block)
-
-
-def _terms_to_scale(
-    changes: AppliedInLayer, site: "Site", of_layer: LayerAttention, mask: MaskRule
-) -> dict[MeanQK | None, ScoreParts] | None:
-    """The terms of a layer's scores, computed from `attn_in` and the weights, if interventions scale any of them."""
-    if not changes.scales:
-        return None
-    in_force, layer = site.in_force, site.layer
-    for name in map(site.point, ("q", "k", "q_rot", "k_rot")):
-        if in_force.edits(name, layer):
-            raise InputError(
-                f"{changes.scales[0]}: a hook at {name!r} {layer} changes the terms of the scores; remove that hook."
-            )
-        if in_force.under_way.gradients and in_force.under_way.keeps((name, layer)):
-            raise InputError(
-                f"{changes.scales[0]}: the terms of the scores are computed from attn_in, so gradients at "
-                f"{name!r} {layer} would miss them; ask for gradients at attn_in."
-            )
-    return changes.ledgers(of_layer, mask, in_force.under_way.batch)
 
 
 def _scaled_products(

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -65,11 +65,8 @@ def _wire_tokens(
             return None
         return args, {**kwargs, "inputs_embeds": visited_at(embedded)}
 
-    def visiting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return output if in_force.under_way.batch.senses else visited_at(output)
-
-    def leaving(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return visited_at(output) if in_force.under_way.batch.senses else output
+    def visiting(merged: bool, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return visited_at(output) if bool(in_force.under_way.batch.senses) == merged else output
 
     def visited_at(output: Tensor) -> Tensor:
         if in_force.under_way.gradients and not output.requires_grad:
@@ -82,11 +79,11 @@ def _wire_tokens(
 
     for part in model.modules():
         if isinstance(part, nn.Embedding) and part.weight is weight:
-            part.register_forward_hook(visiting)
+            part.register_forward_hook(partial(visiting, False))
     if blocks is not None and (merged := merged_into(model.base_model, blocks)) is not None:
         merged.register_forward_pre_hook(entering, with_kwargs=True)
     elif blocks is not None and (merging := merged_by(model.base_model, blocks)) is not None:
-        merging.register_forward_hook(leaving)
+        merging.register_forward_hook(partial(visiting, True))
 
 
 def _wire_further(

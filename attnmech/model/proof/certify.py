@@ -22,10 +22,10 @@ from ...points import POINTS, PointKey, full_name, lens_name
 from ..attention.in_force import Part
 from ..parts.certificate import Certificate, Check, LensHook
 from ..parts.weights import check_finite
-from ..reading.other_layers import about_other_layers
 from ..reading.partial_pass import MIDDLE, Blocks, can_begin_in_the_middle
 from ..reading.unembedding import unembedding_of, why_not_linear
 from ..run.hooked import HookedModel, require_model
+from ..stack.stack import about_other_layers
 from ..structure.copies import cannot_run
 from .depth import FULL, SHORT
 from .edit_checks import EditChecks

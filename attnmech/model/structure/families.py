@@ -175,10 +175,6 @@ def _llama(config: Config, name: str = "Llama") -> Architecture:
     return replace(_decoder("Llama", Separate("q_proj", "k_proj", "v_proj")), name=name, rotary=HALVES)
 
 
-def _qwen3(config: Config) -> Architecture:
-    return replace(_llama(config, "Qwen3"), qk_norm=("q_norm", "k_norm"))
-
-
 def _gemma2(config: Config) -> Architecture:
     if getattr(config, "use_bidirectional_attention", False):
         _refuse("use_bidirectional_attention=True")
@@ -428,7 +424,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "mpt": _mpt,
     "opt": _opt,
     "qwen2": partial(_llama, name="Qwen2"),
-    "qwen3": _qwen3,
+    "qwen3": lambda config: replace(_llama(config, "Qwen3"), qk_norm=("q_norm", "k_norm")),
     "mt5": _t5,
     "mvp": _mvp,
     "roberta": _roberta,
