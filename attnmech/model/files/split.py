@@ -21,7 +21,7 @@ from ...errors import WeightsError
 from ...maths.precision import pass_tolerance
 from ..parts.weights import HOME
 from ..proof.probe import Passes, by_row, excess_of, output_of, with_least
-from ..run.passes import call
+from ..run.wired import call
 from ..structure.copies import copy_of, moved
 from ..structure.plan import attends
 

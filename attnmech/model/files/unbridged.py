@@ -23,7 +23,7 @@ from ...maths.float64 import float64_device
 from ...maths.precision import pass_tolerance
 from ..parts.packed import require_unquantised
 from ..proof.probe import Passes, by_row, excess_of, output_of, with_least
-from ..run.passes import call
+from ..run.wired import call
 from ..structure.copies import copy_of
 from ..structure.passes_apart import forget_passes
 from ..structure.signals import KINDS

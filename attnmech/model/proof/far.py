@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...batch import Batch
 from ..parts.modules import first_tensor, submodule
 from ..run.hooked import HookedModel
-from ..run.passes import call
+from ..run.wired import call
 from ..stack.skipping import alone
 from ..stack.stack import Stack
 from ..structure.signals import below_head

@@ -33,7 +33,7 @@ from ..parts.modules import submodule
 from ..parts.packed import packed_projections
 from ..parts.weights import bias_of, matrix_of
 from ..run.hooked import HookedModel
-from ..run.passes import ENCODED, call
+from ..run.wired import ENCODED, call
 from ..stack.stack import Stack
 from ..structure.copies import copy_of, use_attention
 from ..structure.passes_apart import reading

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,7 @@ from ..attention.observed import LayerObserver, RowObserver
 from ..attention.running import Balance, Directions
 from ..inputs.embeddings import token_embedding, wire_embeddings
 from ..inputs.lengths import trained_length
+from ..own.module import OwnModule
 from ..parts.modules import submodule
 from ..parts.packed import is_packed_projection, packed_projections
 from ..parts.settings import require_own_settings
@@ -32,12 +33,31 @@ from ..stack.wire_inputs import wire_projections, wire_qk_norm, wire_v_norm
 from ..stack.wire_outputs import wire_output, wire_stream
 from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, take_apart, use_attention
-from ..structure.signals import below_head
+from ..structure.passes_apart import reading
+from ..structure.signals import KINDS, below_head, size_options
 from ..structure.text_part import towers_of
-from .passes import call
 
 if TYPE_CHECKING:
     from ..parts.certificate import Certificate
+
+
+ENCODED: Final = "encoder's final stream"
+"""The entry of a batch that replaces its recordings: what their encoder returns, which a pass then leaves out."""
+
+
+def _set_up_vector_functions() -> None:
+    """Makes the first call of each of torch's vector functions in a single thread.
+
+    That call sets up Intel's MKL. If two threads make that call at the same time, one of them occasionally gets less
+    exact results, and the certificate then refuses the model.
+    """
+    for dtype in (torch.float32, torch.float64):
+        one = torch.ones(1, dtype=dtype)
+        for function in (torch.tanh, torch.exp, torch.erf, torch.log, torch.sin, torch.cos):
+            function(one)
+
+
+_set_up_vector_functions()
 
 
 class WiredModel:
@@ -288,3 +308,28 @@ def wired_stack(base: nn.Module, architecture: Architecture, in_force: InForce) 
     if not architecture.within:
         wire_end(stack)
     return stack
+
+
+def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
+    """One forward pass of a model on a batch, without a cache."""
+    if isinstance(model, OwnModule):
+        return model(batch.extra, **options)
+    inputs: dict[str, Any] = {**batch.extra, **options}
+    if (states := inputs.pop(ENCODED, None)) is not None:
+        inputs["encoder_outputs"] = (states,)
+    elif KINDS.keys() & batch.extra.keys():
+        inputs |= size_options(model, batch.extra)
+        if batch.target is None:
+            with reading(batch):
+                return model(**inputs, return_dict=True)
+    else:
+        inputs |= {"input_ids": batch.ids, **batch.sensed}
+        # Some models place pictures by the mask (Qwen2.5-Omni).
+        if batch.padded or batch.senses:
+            inputs["attention_mask"] = batch.mask.long()
+    if batch.target is not None:
+        inputs["decoder_input_ids"] = batch.target.ids
+        if batch.target.padded:
+            inputs["decoder_attention_mask"] = batch.target.mask.long()
+    with reading(batch):
+        return model(**inputs, use_cache=False, return_dict=True)
