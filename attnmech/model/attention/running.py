@@ -232,12 +232,7 @@ class Balance:
         group.names[kind, stack, layer] = place
         group.held.append(((kind, stack, layer), value, version))
         self._last = value, version, group, place
-        if value.nbytes > _Holding.on(value.device).small or kind in self._directions.changing:
-            # Multiplied at once, while it is in the cache; holding it would keep the next layer from reusing its
-            # memory.
-            self._multiply(group)
-        else:
-            self._count(value)
+        self._multiply_or_hold(value, partial(self._multiply, group), at_once=kind in self._directions.changing)
 
     def _group(self, value: Tensor) -> _Group:
         tokens = value.shape[0] * value.shape[1]
@@ -246,9 +241,14 @@ class Balance:
             group = self._groups[tokens] = _Group()
         return group
 
-    def _count(self, value: Tensor) -> None:
+    def _multiply_or_hold(self, value: Tensor, multiply: Callable[[], None], *, at_once: bool = False) -> None:
+        holding = _Holding.on(value.device)
+        if at_once or value.nbytes > holding.small:
+            # While it is in the cache; holding it would keep the next layer from reusing its memory.
+            multiply()
+            return
         self._bytes += value.nbytes
-        if self._bytes > _Holding.on(value.device).held:
+        if self._bytes > holding.held:
             self._multiply_all()
 
     def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
@@ -260,10 +260,7 @@ class Balance:
         z = self._z.pop((stack, layer), None)
         if z is not None:
             self._held_z.append(((stack, layer), z, self._directions.written((stack, layer), out)))
-            if z.nbytes > _Holding.on(z.device).small:
-                self._multiply_z()
-            else:
-                self._count(z)
+            self._multiply_or_hold(z, self._multiply_z)
         self.hold("raw", stack, layer, raw)
 
     def hold_rows(
@@ -276,10 +273,7 @@ class Balance:
     ) -> None:
         """Records a block of rows of the pattern; each row must sum to 1, a sink's mass included."""
         self._held_rows.append(((stack, layer, first), pattern, at_sink, version_of(pattern)))
-        if pattern.nbytes > _Holding.on(pattern.device).small:
-            self._add_rows()
-        else:
-            self._count(pattern)
+        self._multiply_or_hold(pattern, self._add_rows)
 
     def hold_made(self, stack: str, layer: int, v: Float[Tensor, "batch key kv_head d_value"]) -> None:
         """Records v as the projection made it, after edits, until `hold_values` compares it."""
