@@ -6,7 +6,7 @@ Formulas: docs/formulas.md#centred-terms.
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import pandas as pd
 import torch
@@ -106,16 +106,14 @@ class MeanQK(Result):
                     f"merged means must have the same model, layers, options and hooks; got {self!r} and {part!r}."
                 )
         places = max(len(part.query_counts) for part in parts)
-
-        def total(name: str, axis: int) -> Tensor:
-            return torch.stack([padded(getattr(part, name), places, axis) for part in parts]).sum(dim=0)
-
+        axes = {"query_sums": 1, "key_sums": 1, "query_counts": 0, "key_counts": 0}
+        sums: dict[str, Any] = {
+            name: torch.stack([padded(getattr(part, name), places, axis) for part in parts]).sum(dim=0)
+            for name, axis in axes.items()
+        }
         return replace(
             self,
-            query_sums=total("query_sums", 1),
-            key_sums=total("key_sums", 1),
-            query_counts=total("query_counts", 0),
-            key_counts=total("key_counts", 0),
+            **sums,
             texts=torch.cat([part.texts for part in parts]).sort().values,
             provenance=Provenance.of_shards([part.provenance for part in parts]),
         )

@@ -14,6 +14,7 @@ from typing import Any, Self
 from ..draw.text import short_name
 from ..errors import InputError
 from ..maths.copies import copies_of, distinct_of
+from .codec import packed, unpacked
 
 _PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
 
@@ -58,16 +59,7 @@ class Provenance:
 
     def to_dict(self) -> dict[str, Any]:
         """The provenance as plain JSON values."""
-        return {
-            "model": self.model,
-            "weights": self.weights,
-            "inputs": self.inputs,
-            "edits": list(self.edits),
-            "tokens": [list(row) for row in self.tokens],
-            "options": dict(self.options),
-            "versions": dict(self.versions),
-            "copies": list(self.copies),
-        }
+        return packed(self)[1]
 
     @property
     def entries(self) -> dict[str, str]:
@@ -169,18 +161,8 @@ class Provenance:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The provenance from the values that `to_dict` returned."""
-        tokens = tuple(tuple(row) for row in values["tokens"])
-        edits = tuple(values["edits"])
-        return cls(
-            values["model"],
-            values["weights"],
-            values["inputs"],
-            edits,
-            tokens,
-            values["options"],
-            values["versions"],
-            tuple(values.get("copies", ())),
-        )
+        origin: Self = unpacked(cls, {}, values)
+        return origin
 
 
 def _in_words(value: Any) -> str:

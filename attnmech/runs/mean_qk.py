@@ -19,9 +19,10 @@ from ..model.attention.observed import LayerEnd
 from ..model.inputs.encoder import Inputs
 from ..model.run.hooked import HookedModel
 from ..model.stack.centring import sums_of
-from ..results.mean_qk import MeanQK, padded
+from ..results.mean_qk import MeanQK
 from .options import StreamOptions
 from .reducer import Reducer, Run, Source, State
+from .states import summed_to_longer
 from .stream import stream
 
 
@@ -104,9 +105,7 @@ class MeanQKReducer(Reducer):
         """The sums of both; positions extend to the longer text."""
         sums = {"texts": torch.cat((one["texts"], other["texts"]))}
         for name in one.keys() - sums.keys():
-            axis = 1 if name.endswith("_sums") else 0
-            places = max(one[name].shape[axis], other[name].shape[axis])
-            sums[name] = padded(one[name], places, axis) + padded(other[name], places, axis)
+            sums[name] = summed_to_longer(one[name], other[name], axis=1 if name.endswith("_sums") else 0)
         return sums
 
     def finish(self, state: State, source: Source) -> MeanQK:

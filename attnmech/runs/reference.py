@@ -18,6 +18,7 @@ from ..model.stack.points import MAX_BYTES
 from ..points import PointKey, split_stack
 from .corpus import CorpusBatch, batches
 from .reducer import Reducer, Run, Source, State
+from .states import summed_to_longer
 from .stream import stream
 
 
@@ -85,13 +86,7 @@ class _MeanZ(Reducer):
         state["counts"][end.index] += counts
 
     def merge(self, one: State, other: State) -> State:
-        longest = max(one["counts"].shape[-1], other["counts"].shape[-1])
-        wide = (
-            {name: torch.nn.functional.pad(value, (0, longest - value.shape[-1])) for name, value in state.items()}
-            for state in (one, other)
-        )
-        first, second = wide
-        return {name: first[name] + second[name] for name in first}
+        return {name: summed_to_longer(one[name], other[name]) for name in one}
 
     def finish(self, state: State, source: Source) -> Values:
         longest = int((state["counts"] > 0).sum(dim=-1).max())

@@ -25,7 +25,7 @@ from ..results.quantity import Places
 from ..results.table import TextResult
 from .groups import FIRST, by_group, distinct_texts, joined
 from .reducer import Run, Source, State
-from .states import on_cpu
+from .states import on_cpu, summed_to_longer
 from .summed import Summed
 from .token_types import ROW_CLASSES
 
@@ -54,13 +54,7 @@ def sum_of_states(one: State, other: State) -> State:
     """The sums of both states; axes of positions are extended to the longer of the two."""
     summed = [name for name in SUMMED if name in one]
     grouped = joined(one, other, summed)
-    return {name: grouped[name] if name in grouped else _sum(one[name], other[name]) for name in one}
-
-
-def _sum(one: Tensor, other: Tensor) -> Tensor:
-    longest = max(one.shape[-1], other.shape[-1])
-    one, other = (torch.nn.functional.pad(entry, (0, longest - entry.shape[-1])) for entry in (one, other))
-    return one + other
+    return {name: grouped[name] if name in grouped else summed_to_longer(one[name], other[name]) for name in one}
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,8 +139,6 @@ class RowMeans(TextResult, Summed):
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic for each row; NaN where it is not defined."""
-        of_rows = list(self.STATISTICS)[: self._axis_lengths["statistic"]]
-        place = of_rows.index(option("statistic", statistic, of_rows))
         if self.parts is not None:
             if not self.paired:
                 raise MissingPointError(
@@ -154,6 +146,8 @@ class RowMeans(TextResult, Summed):
                 )
             one, other = (part.by_row(statistic)[rows] for part, rows in self._parts_in_rows())
             return one - other
+        of_rows = list(self.STATISTICS)[: self._axis_lengths["statistic"]]
+        place = of_rows.index(option("statistic", statistic, of_rows))
         return self._row("values")[place].masked_fill(~self._row("valid")[place], torch.nan)
 
     def where(

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from ..errors import ExactnessError, ReducerError
+from ..results.mean_qk import padded
 from .reducer import Reducer, State
 
 _TOGETHER_BYTES: Final = 2**22
@@ -27,6 +29,12 @@ def on_cpu(state: State) -> State:
         for name, value, part in zip(names, values, torch.split(together, [one.nbytes for one in values]), strict=True):
             copied[name] = part.view(value.dtype).view(value.shape).clone()
     return {name: copied[name] if name in copied else value.cpu() for name, value in state.items()}
+
+
+def summed_to_longer(one: Tensor, other: Tensor, axis: int = -1) -> Tensor:
+    """The sum of both, with zeros at the end of the axis of the shorter one."""
+    longest = max(one.shape[axis], other.shape[axis])
+    return padded(one, longest, axis) + padded(other, longest, axis)
 
 
 def shapes_of(reducer: Reducer, state: Any) -> dict[str, tuple[Any, ...]]:

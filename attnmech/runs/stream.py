@@ -29,7 +29,7 @@ from .journal import Journal, kept
 from .progress import Meter, meter
 from .reducer import Reducer, Run, Source, State
 from .states import finite, on_cpu, require_same_shapes, shapes_of
-from .total import Journalling, Total
+from .total import Covered, Journalling, Total
 from .workers import Workers, warn_left_out, workers_of
 
 
@@ -243,7 +243,7 @@ class Streaming:
     def _go_through(self, parts: Iterator[CorpusBatch], total: Total, journal: Journal | None, bar: Meter) -> None:
         now_and_then = Journalling(journal)
         for part in parts:
-            total.add(part, self.of_part(part.batch, part.documents))
+            total.extend(self.of_part(part.batch, part.documents), Covered.of(part))
             bar.advance(part)
             now_and_then.write(total)
 

@@ -70,10 +70,6 @@ class Total:
             self.left_out = done.tensors[_LEFT_OUT].tolist() if _LEFT_OUT in done.tensors else []
             self.states = states_of(done.tensors, len(reducers))
 
-    def add(self, part: CorpusBatch, states: list[State]) -> None:
-        """Merges the states of one more batch."""
-        self.extend(states, Covered.of(part))
-
     def extend(self, states: list[State] | None, covered: "Covered") -> None:
         """Merges the states of the next batches; `states` is None if none of their documents was finished."""
         # A merge may change its first argument; if it is interrupted, a half-merged state must not get into the

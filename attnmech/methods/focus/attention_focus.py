@@ -153,6 +153,12 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
             return TextMeans.of_ratio(none, none)
         return super()._by_text(name)
 
+    def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
+        option("statistic", statistic, self.STATISTICS)
+        if self.parts is None and statistic not in self._measured_statistics:
+            return torch.full_like(self._row("values")[0], torch.nan)
+        return super().by_row(statistic)
+
     @classmethod
     def reducer(cls, *, last: int = 8) -> FocusReducer:
         """The reducer that computes an `AttentionFocus` in `am.stream`."""
