@@ -35,7 +35,7 @@ def arrays(model: am.HookedModel, ids: Tensor, layers: list[int] | None) -> dict
     collapse = ["not measured", "", "dead", "sink", "low entropy"]
     assert effects.shift is not None and importance.exact is not None
     found = {
-        **{f"focus {name}": focus[name].mean for name in focus.STATISTICS},
+        **{f"focus {name}": focus[name].mean for name in focus.quantities},
         **{f"updates {name}": updates[name].mean for name in updates.quantities},
         **{f"blocks {name}": updates.blocks[name].mean for name in updates.blocks.STATISTICS},
         "low": focus["entropy"].interval()[0], "high": updates["magnitude"].interval()[1],  # type: ignore[index]

@@ -27,8 +27,8 @@ def facts(report: am.results.Report) -> TextHeads:
 
 def test_the_map_has_every_statistic_of_the_results(report: am.results.Report, facts: TextHeads) -> None:
     numbers = {number.name: number for number in facts.page.numbers}
-    assert {*report.focus.STATISTICS, "effect", "sink_mass", "query_key_share", "type_induction"} <= numbers.keys()
-    for name in report.focus.STATISTICS:
+    assert {*report.focus.quantities, "effect", "sink_mass", "query_key_share", "type_induction"} <= numbers.keys()
+    for name in report.focus.quantities:
         torch.testing.assert_close(
             torch.from_numpy(numbers[name].values), report.focus[name].mean.double(), equal_nan=True, rtol=0, atol=1e-12
         )

@@ -28,6 +28,7 @@ from ...maths.intervals import TextMeans
 from ...maths.statistic import RowStatistic, Statistics
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
+from ...results.quantity import Quantity
 from ...runs.focus_sums import BY_ROW, FocusSums
 from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
@@ -144,8 +145,12 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
         return {**super()._axis_lengths, "statistic": len(self._measured_statistics)}
 
     @property
-    def _columns_of(self) -> Sequence[str]:
+    def quantities(self) -> tuple[str, ...]:
+        """The names of the statistics; those of global tokens only in a model that has them, else they are NaN."""
         return tuple(self._measured_statistics)
+
+    def __getitem__(self, name: str) -> Quantity:
+        return self._quantity(option("statistic", name, self.STATISTICS))
 
     def _by_text(self, name: str) -> TextMeans:
         if self.parts is None and name not in self._measured_statistics:

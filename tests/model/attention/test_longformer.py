@@ -256,7 +256,7 @@ def test_mass_of_a_corpus_is_that_of_its_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "stack"), [("bert", None), ("led", "decoder"), ("led", "cross")])
 def test_other_models_have_no_global_mass(name: str, stack: str | None) -> None:
     focus = am.attention_focus(models.hooked(name), models.inputs_of(name), stack=stack)
-    assert all(focus[mass].mean.isnan().all() and mass not in focus.to_frame() for mass in MASSES)
+    assert all(focus[mass].mean.isnan().all() and mass not in focus.quantities for mass in MASSES)
     assert all(focus.by_row(mass).isnan().all() for mass in MASSES)
     assert len(focus.state["sums"]) == len(focus.STATISTICS) - len(MASSES)
     with pytest.raises(InputError, match='"among_global" is not defined on any row'):
