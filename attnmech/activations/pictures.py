@@ -22,7 +22,7 @@ MAX_PICTURES: Final = 12
 def attention_on_pictures(
     batch: Batch,
     pattern: Float[np.ndarray, "layer head query key"],
-    call: str,
+    call: str = "",
     *,
     text: int = 0,
     queries: Sequence[int] = (),
@@ -47,7 +47,7 @@ def picture_view(
     query: int,
 ) -> View:
     """A view of one row's attention to the text's pictures, with controls for the layer and the head."""
-    section = attention_on_pictures(batch, pattern[:, :, [query]], "", text=text, queries=[query])
+    section = attention_on_pictures(batch, pattern[:, :, [query]], text=text, queries=[query])
     if section is None:
         raise InputError(
             'view="picture" shows attention to the pictures of a text; this text has none whose parts are known. Give '

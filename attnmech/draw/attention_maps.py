@@ -15,7 +15,7 @@ from .chart import ByChoice, Chart, Slot, height_of_rows, of_heads, row_frame, t
 from .figure import Figure
 from .patterns import VALUE_WEIGHTED, as_array, require_length
 from .style import FIGURE_STYLE, SCORE_COLOURS, marks_for, marks_of
-from .text import token_labels
+from .text import labels_of
 
 MOST_TOKENS_WITH_GAPS: Final = 64
 """The largest number of tokens at which a map has gaps between its cells; with more, it would be mostly gaps."""
@@ -115,7 +115,7 @@ def attention_chart(
     nouns: Nouns = TEXT,
 ) -> Chart:
     """Draws figure 1 for every head. With several measures, the reader chooses a "measure"; `norms` add one more."""
-    labels, key_labels = token_labels(tokens), token_labels(tokens if keys is None else keys)
+    labels, key_labels = labels_of(tokens, keys, nouns)
     of_head = ("layer", "head")
     highest_score = np.where(np.isnan(scores), -np.inf, scores).max(axis=-1)
     drawn = ByChoice(scores, of_head)

@@ -15,7 +15,7 @@ from .chart import ByChoice, Chart, Slot, with_split
 from .figure import Figure
 from .patterns import as_array
 from .style import FIGURE_STYLE, NEUTRAL, term_order, term_style
-from .text import token_labels
+from .text import labels_of
 
 _HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}
 """The hatches that distinguish grey terms."""
@@ -114,7 +114,7 @@ def ledger_chart(
 
     Several `references` become a choice, "against". Terms may have a leading axis "split".
     """
-    labels, key_labels = token_labels(tokens), token_labels(tokens if keys is None else keys)
+    labels, key_labels = labels_of(tokens, keys, nouns)
     ranked = likeliest(scores, pattern)
     order = ranked[..., :top]
     drawn_keys = np.where(np.isfinite(np.take_along_axis(scores, order, axis=-1)), order, -1)

@@ -56,6 +56,11 @@ class ScoreNumbers:
         return bool(self.keys)
 
     @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return len(self.keys) - len(self.tokens) if self.nouns.rows else 0
+
+    @property
     def key_tokens(self) -> tuple[str, ...]:
         """The tokens that can be attended to."""
         return self.keys or self.tokens
@@ -66,7 +71,7 @@ class ScoreNumbers:
 
     def named_token(self, position: int) -> str:
         """A query's position and token, for sentences."""
-        return f"{position} {quoted(self.tokens[position])}"
+        return f"{self.first + position} {quoted(self.tokens[position])}"
 
     def __post_init__(self) -> None:
         check_fields(self, {"layer": len(self.layers), "query": len(self.tokens), "key": len(self.key_tokens)})

@@ -25,7 +25,7 @@ from .patterns import PROBABILITY, VALUE_WEIGHTED
 from .section import TABS, Choice, OfPattern, Section, in_page_order
 from .style import MarkStyle, marks_for
 from .templates import rendered
-from .text import bound, json_for_script, token_labels, visible_token
+from .text import bound, json_for_script, labels_of, visible_token
 from .token_weights import unattended
 
 SINK: Final = 1e-3
@@ -186,7 +186,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]) -> Markup:
     """The numbers as the page stores them, with the first selection and the names of the scripts."""
-    last = () if page.view is None else (len(page.view.tokens) - 1,)
+    last = () if page.view is None else _positions(page.view)[-1:]
     first = page.start or (page.heads.layers[0], 0, *last)
     start = dict(zip(("layer", "head", "query"), first, strict=False))
     names = {script.label: script.name for script in carried}
@@ -207,7 +207,7 @@ def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
 def _choices(page: Page) -> list[Choice]:
     """All choices, in the order of an address; the choices that only one section offers come last."""
     offered = _offered(page)
-    queries = [] if page.view is None else [Choice("query", "Query", tuple(range(len(page.view.tokens))))]
+    queries = [] if page.view is None else [Choice("query", "Query", _positions(page.view))]
     return [
         Choice("layer", "Layer", tuple(page.heads.layers), everywhere=True),
         Choice("head", "Head", tuple(range(page.heads.count)), everywhere=True),
@@ -217,6 +217,11 @@ def _choices(page: Page) -> list[Choice]:
         *page.heads.choices,
         *(choice for choice in offered if not choice.everywhere),
     ]
+
+
+def _positions(view: ScoreNumbers) -> tuple[int, ...]:
+    """The positions of the queries."""
+    return tuple(range(view.first, view.first + len(view.tokens)))
 
 
 def _offered(page: Page) -> list[Choice]:
@@ -322,7 +327,7 @@ def _text_data(view: ScoreNumbers, store: Carried) -> dict[str, Any]:
     other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
     return other | {
         "tokens": [visible_token(token) for token in view.tokens],
-        "labels": token_labels(view.tokens),
+        "labels": labels_of(view.tokens, view.keys or None, view.nouns)[0],
         "special": list(view.key_special if view.crosses else view.special) or [False] * len(view.key_tokens),
         "marks": {mark: style.sign for mark, style in _marks(view).items()},
         "pattern": store.array(of_heads(view.pattern)),

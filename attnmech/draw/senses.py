@@ -134,10 +134,12 @@ def picture_section(
         slots.append(Slot(f"data.{2 * number + 1}.z", covered, where=there, equals=1))
         ends = dict(zip(("x0", "y0", "x1", "y1"), canvas.ends[own].T, strict=True))
         slots += [Slot(f"layout.shapes.{number}.{end}", ByChoice(at, ("query",))) for end, at in ends.items()]
-    bar = _BAR | {"title": {"text": "attention after softmax", "side": "top"}, "y": 1.02 + 0.08 * among}
+    height = min(900, int(140 + rows * 460 * tallest / columns))
+    above = 30 if among else 6  # the titles of pictures
+    bar = _BAR | {"title": {"text": "attention after softmax", "side": "top"}, "y": 1 + above / height}
     figure.update_layout(
         template=FIGURE_STYLE,
-        height=min(900, int(140 + rows * 460 * tallest / columns)),
+        height=height,
         coloraxis={"colorscale": SHADE, "cmin": 0, "colorbar": bar},
         margin={"t": 40 if among else 10},
     )

@@ -10,13 +10,14 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 from typing import Final
 from unicodedata import bidirectional, category
 
 from ..basics.axes import token_text
+from ..basics.nouns import Nouns
 
 LONGEST_LABEL: Final = 14
 """The largest number of a token's characters in a tick label; an ellipsis replaces the rest."""
@@ -90,14 +91,21 @@ def quoted(token: str) -> str:
     return f"“{isolated(visible_token(token))}”"
 
 
-def token_labels(tokens: Iterable[str]) -> list[str]:
+def token_labels(tokens: Iterable[str], first: int = 0) -> list[str]:
     """Returns a label per token for plotly axes and hover boxes: its position, which makes labels unique, and its text.
+    `first` is the position of the first.
 
     >>> token_labels(["What", " <b>"])
     ['0 What', '1 ·&lt;b&gt;']
     """
     texts = (shorten(visible_token(token)) for token in tokens)
-    return [f"{position} {isolated(plotly_text(text))}" for position, text in enumerate(texts)]
+    return [f"{position} {isolated(plotly_text(text))}" for position, text in enumerate(texts, first)]
+
+
+def labels_of(tokens: Sequence[str], keys: Sequence[str] | None, nouns: Nouns) -> tuple[list[str], list[str]]:
+    """The labels of queries and of keys, which are the same tokens if `keys` is None."""
+    first = len(keys) - len(tokens) if keys is not None and nouns.rows else 0
+    return token_labels(tokens, first), token_labels(tokens if keys is None else keys)
 
 
 def plotly_text(text: str) -> str:

@@ -42,6 +42,7 @@ def sense_section(
 ) -> Section | None:
     """The image under the attention of a row, or the spectrogram below it; None if the keys are neither."""
     labels = [label for label, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real]
+    of_row, call = call.replace('"{figure}"', '"picture", query={query}'), call.replace("{figure}", "map")
     images = images_of(model.encoder, batch)
     if images is not None and model.grid is not None:
         boxes = [_box(label) for label in labels]
@@ -50,7 +51,7 @@ def sense_section(
             return None
         columns, rows = max(box[2] for box in held), max(box[3] for box in held)
         return picture_section([Canvas(data_uri(images[0]), (columns, rows), boxes)], labels, pattern, call)
-    if (pictures := attention_on_pictures(batch, pattern, call)) is not None:
+    if (pictures := attention_on_pictures(batch, pattern, of_row)) is not None:
         return pictures
     if isinstance(model.encoder, SoundEncoder) and stack != "decoder":
         spectrogram = spectrogram_of(model.encoder, batch, 0)
@@ -423,7 +424,6 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
     )
     pattern, norms, expected = last_pass(model, batch, shown, layers, notes, first)
     calls = calls_of(model, made.calls, number, shown.label, centre, weighted=norms is not None)
-    call = calls["view"].replace("{figure}", "map")
     return Report(
         scores=scores,
         native=native,
@@ -439,7 +439,7 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         pattern=pattern,
         paths=paths,
         value_norms=norms,
-        sense=sense_section(model, batch, pattern.float().cpu().numpy(), call, shown.label),
+        sense=sense_section(model, batch, pattern.float().cpu().numpy(), calls["view"], shown.label),
         nouns=nouns,
     )
 

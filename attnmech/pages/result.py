@@ -219,7 +219,7 @@ class Report(WritesHtml):
         facts = self._head_facts(view)
         headlines, first, shown = facts.headlines, facts.rows.first, facts.page
         query = len(view.tokens) - 1 if first is None else first[2].query
-        start = (*headlines[0].place, query) if headlines else ()
+        start = (*headlines[0].place, self.first + query) if headlines else ()
         headline, *more = [finding.sentence for finding in headlines] or [self.lead]
         return Page(
             title=self._title,

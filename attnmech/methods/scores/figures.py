@@ -16,7 +16,7 @@ from ...draw.chart import ByChoice, Chart, Slot, height_of_rows, row_frame, toke
 from ...draw.figure import Figure
 from ...draw.head_maps import cell_map
 from ...draw.style import FIGURE_STYLE, TERMS, marks_for, marks_of, term_order, term_style
-from ...draw.text import percent, plotly_text, signed, token_labels
+from ...draw.text import labels_of, percent, plotly_text, signed, token_labels
 
 
 def pair_map(values: Float[Tensor, "source_q source_k"], names: Sequence[str], *, top: int, label: str) -> go.Figure:
@@ -124,7 +124,7 @@ def triangle_chart(
     the traces' `meta`; in cross-attention "first", "last" and "other". Terms without a corner are left out, and the
     three terms are drawn relative to their sum.
     """
-    labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
+    labels, key_labels = labels_of(tokens, key_tokens, nouns)
     by_rank, key = _by_rank(shares, keys)
     defined = np.isfinite(np.stack([share.values for share in by_rank.values()])).all(axis=0)
     codes = np.where(defined, marks_of(key, None if key_tokens is None else len(key_tokens)), -1)
@@ -199,7 +199,7 @@ def bars_chart(
     nouns: Nouns = TEXT,
 ) -> Chart:
     """Figure 2, right, for every head and rank: the shares as one stacked bar per query; one trace per term."""
-    labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
+    labels, key_labels = labels_of(tokens, key_tokens, nouns)
     by_rank, key = _by_rank(shares, keys)
     named = ByChoice(np.where(key < 0, len(key_labels), key), _OF_RANK, words=(*key_labels, ""))
     figure, slots = Figure(), []
