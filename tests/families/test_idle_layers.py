@@ -70,22 +70,7 @@ def test_tokens_without_a_logit_are_no_answers_and_are_not_drawn() -> None:
 # -- hybrids ---------------------------------------------------------------------------------------------------
 
 
-NAMES = ("jamba", "bamba", "lfm2")
-
-
 IDS = torch.tensor([[5, 9, 3, 30, 7, 7, 12, 40]])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_layers_keep_the_numbers_of_the_model(name: str) -> None:
-    acts = models.hooked(name).run(IDS, points=["pattern", "resid_pre"])
-    assert sorted(layer for point, layer in acts.values if point == "pattern") == [1, 3]
-    with torch.no_grad():
-        states = models.plain(name)(IDS, output_hidden_states=True, use_cache=False).hidden_states
-    for layer in (1, 3):
-        torch.testing.assert_close(acts["resid_pre", layer], states[layer], rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match=r"one of 1, 3 \(the layers of this model with attention\); got 0"):
-        models.hooked(name).run(IDS, points=[("pattern", 0)])
 
 
 def test_lfm2s_scores_from_the_raw_weights() -> None:

@@ -106,14 +106,6 @@ def test_the_last_bias_of_gpt_neox_japanese_is_b_o() -> None:
     assert biases[-1] is not None and torch.equal(biases[-1], last)
 
 
-def test_what_replaces_the_attention_is_on_the_copy_alone() -> None:
-    model = tiny.model_of("mpnet")
-    before = output_of(model).logits
-    am.load(model)
-    assert not any("forward" in vars(module) for module in model.modules())
-    assert torch.equal(output_of(model).logits, before)
-
-
 # -- a wrong reading is found --------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """Families whose structure is read from a traced pass, against plain transformers and their raw weights."""
 
-from collections.abc import Callable
 from typing import Any
 
 import models
@@ -96,56 +95,3 @@ def test_queries_are_scaled_by_position(kind: str) -> None:
     padded[1, :9] = 0
     am.decompose_scores(model, {"input_ids": ids, "attention_mask": padded})
     am.variance_shares(model, ids)
-
-
-# -- queries, keys and values --------------------------------------------------------------------------------
-
-
-def _phi3(outputs: dict[str, Tensor], heads: int, kv: int, d: int) -> tuple[Tensor, ...]:
-    return outputs["qkv_proj"].split([heads * d, kv * d, kv * d], dim=-1)
-
-
-def _bigcode(outputs: dict[str, Tensor], heads: int, kv: int, d: int) -> tuple[Tensor, ...]:
-    return outputs["c_attn"].split([heads * d, d, d], dim=-1)
-
-
-def _codegen(outputs: dict[str, Tensor], heads: int, kv: int, d: int) -> tuple[Tensor, ...]:
-    parts = outputs["qkv_proj"].unflatten(-1, (4, -1)).split(heads * d // 4, dim=-1)
-    return tuple(parts[place].flatten(-2) for place in (0, 2, 1))
-
-
-def _separate(outputs: dict[str, Tensor], heads: int, kv: int, d: int) -> tuple[Tensor, ...]:
-    return tuple(outputs[f"{name}_proj"] for name in "qkv")
-
-
-def _gated(outputs: dict[str, Tensor], heads: int, kv: int, d: int) -> tuple[Tensor, ...]:
-    q = outputs["q_proj"].unflatten(-1, (heads, 2 * d))[..., :d].flatten(-2)
-    return q, outputs["k_proj"], outputs["v_proj"]
-
-
-ORDERS: dict[str, tuple[str, Callable[..., tuple[Tensor, ...]]]] = {
-    "phi3": ("model.layers.2.self_attn", _phi3),
-    "gpt_bigcode": ("transformer.h.2.attn", _bigcode),
-    "codegen": ("transformer.h.2.attn", _codegen),
-    "glm4": ("model.layers.2.self_attn", _separate),
-    "olmo2": ("model.layers.2.self_attn", _separate),
-    "qwen3_next": ("model.layers.3.self_attn", _gated),
-}
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-def test_q_k_and_v_are_columns_of_the_model_s_own_projections(kind: str) -> None:
-    path, split = ORDERS[kind]
-    raw, outputs = tiny.model_of(kind), dict[str, Tensor]()
-    model = am.load(raw)
-    for name, module in raw.get_submodule(path).named_children():
-        module.register_forward_hook(lambda module, args, output, name=name: outputs.update({name: output}))
-    with torch.no_grad():
-        raw(**INPUTS, use_cache=False)
-    stack, layer = model.stacks[""], int(path.split(".")[2])
-    acts = model.run(INPUTS, points=["q", "k", "v"])
-    heads, kv, d = stack.n_heads, stack.n_kv_heads, stack.d_head
-    assert (kind == "gpt_bigcode") == (kv == 1)
-    for name, value in zip("qkv", split(outputs, heads, kv, d), strict=True):
-        close(acts[name, layer], value.unflatten(-1, (-1, d)), 1e-6)
-        assert acts[name, layer].shape[2] == (heads if name == "q" else kv)

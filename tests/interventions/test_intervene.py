@@ -540,22 +540,6 @@ def test_uniform_is_uniform_over_the_keys_that_are_left() -> None:
             torch.testing.assert_close(pattern[0, row], torch.tensor(expected))
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("name", ["gpt2", "bert", "bloom", "llama", "gpt_oss", "opt_post", "falcon_new", "mpt3"])
-def test_all_heads_zeroed_is_attn_out_replaced_by_its_bias(name: str) -> None:
-    hooked, ids = models.hooked(name), models.token_ids(name)
-    for layer in (0, 1):
-        b_O = reference.layer_weights(models.plain(name), layer).b_O
-        bias = torch.zeros(hooked.d_model) if b_O is None else b_O
-        everyone = [(layer, head) for head in range(hooked.n_heads)]
-        with hooked.intervene(Intervention.zero(everyone)):
-            zeroed = hooked.run(ids, points=["attn_out", "logits"])
-        with hooked.intervene(Intervention.stream("attn_out", [layer], {layer: bias[None, None]})):
-            replaced = hooked.run(ids).logits
-        torch.testing.assert_close(zeroed["attn_out", layer], bias.expand(3, 7, -1), rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(zeroed.logits, replaced, rtol=1e-5, atol=1e-5)
-
-
 # -- nothing -----------------------------------------------------------------------------------------------------
 
 
