@@ -76,12 +76,19 @@ class Notes:
         return query, key, key if self.value_input is None else self.value_input.to(attn_in)
 
 
+@dataclass(frozen=True)
 class Points:
     """The points of one layer that a pass holds, by their own names: `block["resid_pre"]`."""
 
     stack: str
+    """The label of the stack; empty if the model has only one."""
     layer: int
+    index: int
+    """The index of this layer among the watched layers."""
+    batch: Batch
     values: Mapping[PointKey, Tensor]
+    notes: Notes
+    """Rotary tables and norm scales of this layer's queries and keys."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.values[full_name(self.stack, name), self.layer]
@@ -118,13 +125,7 @@ class RowBlock(Points):
     `scores` and `pattern` are filled up to all keys on first use.
     """
 
-    stack: str
-    """The label of the stack; empty if the model has only one."""
-    layer: int
-    index: int
-    """The index of this layer among the watched layers."""
     rows: range
-    batch: Batch
     q: Float[Tensor, "batch head row d_head"]
     k: Float[Tensor, "batch kv_head all_keys d_head"]
     v: Float[Tensor, "batch kv_head all_keys d_value"]
@@ -134,11 +135,8 @@ class RowBlock(Points):
     mask: MaskRule
     softcap: float | None
     sink: Float[Tensor, " head"] | None
-    notes: Notes
-    """Rotary tables and norm scales of this layer's queries and keys."""
     attention: Attention
     """The scores and the probabilities as the model computes them; only for the keys at `keys`, if that is not None."""
-    values: Mapping[PointKey, Tensor]
     relative: Relative | None = None
     """Tables of relative positions, with which queries and keys are multiplied (DeBERTa); None if there are none."""
     keys: Int[Tensor, " key"] | None = None
@@ -181,15 +179,6 @@ class RowBlock(Points):
 @dataclass(frozen=True)
 class LayerEnd(Points):
     """A finished layer, as its observers see it: the requested points."""
-
-    stack: str
-    """The label of the stack; empty if the model has only one."""
-    layer: int
-    index: int
-    """The index of this layer among the watched layers."""
-    batch: Batch
-    values: Mapping[PointKey, Tensor]
-    notes: Notes
 
     @property
     def real(self) -> Bool[Tensor, "batch position"]:

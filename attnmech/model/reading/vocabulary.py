@@ -66,14 +66,11 @@ class Vocabulary:
         x = embedded if self.narrow else self._projected(embedded)
         x = x if further is None else x + further.to(x)
         if self.narrow:
-            return self._scaled(self._projected(self._normed(x)))
-        return self._normed(self._scaled(x))
+            return self.stream_scale * self._projected(self._normed(x))
+        return self._normed(self.stream_scale * x)
 
     def _normed(self, x: Float[Tensor, "*places width"]) -> Float[Tensor, "*places width"]:
         return x if self.norm is None else self.norm(x)
-
-    def _scaled(self, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
-        return x if self.stream_scale == 1 else self.stream_scale * x
 
     def _projected(self, x: Float[Tensor, "*places d_embed"]) -> Float[Tensor, "*places d_model"]:
         if self.projection is None:

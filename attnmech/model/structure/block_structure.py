@@ -68,6 +68,7 @@ class BlockReader:
         self._has_patches = start.reads == "pixels"
         self._first = slice(1) if start.reads == "tokens" else slice(None)
         self._batch, self._length = attended.q.shape[:2]
+        self._z = rearrange(attended.z, "batch position head d -> batch position (head d)")
         self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
         stream, attn_in = self._by_token(block.input), self._by_token(self._own.input)
         ended = self._by_token(block.output)
@@ -332,7 +333,7 @@ class BlockReader:
 
     def _out(self) -> Call:
         """The projection that reads z or, failing that, a tensor of the shape of z."""
-        z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
+        z = self._z
         readers = [
             call for call in self._calls
             if call.order > self._attended.order and has_matrix(call.module)
@@ -344,8 +345,7 @@ class BlockReader:
 
     def _gate(self, out: Call) -> Gate | NormGate | None:
         """The gate that multiplies z before W_O; None if W_O reads z itself."""
-        z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
-        gated = self._known(out.input)
+        z, gated = self._z, self._known(out.input)
         if same(gated, z):
             return None
         for call in self._inside:
