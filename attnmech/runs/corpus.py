@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..basics.arguments import flag, integer, optional_flag, shown, string, whole_number
+from ..basics.arguments import flag, integer, optional_flag, shown, string
 from ..basics.files import path_of
 from ..basics.messages import takes
 from ..basics.public import public
@@ -163,11 +163,8 @@ def batches(
     Raises `InputError`, naming the document's number, if a document is empty, has the wrong type, or is longer than the
     model's number of positions.
     """
-    tokens_per_batch = whole_number("tokens_per_batch", tokens_per_batch, least=1)
-    window = whole_number("window", window, least=1)
     flag("truncate", truncate)
     optional_flag("bos", bos)
-    shard = checked_shard(shard)
     one_batch = is_one_batch(model, inputs)
     if one_batch:
         inputs = cast(Iterable[Inputs], [inputs])

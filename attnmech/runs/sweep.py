@@ -165,7 +165,9 @@ class Sweeps:
         with kept(journal):
             file = None
             if journal is not None:
-                identity = _identity(model, provenance, changes, self.judge, shifts=self._shifts, keyless=self._keyless)
+                changed = [[intervention.digest for intervention in change] for change in changes]
+                measured_too = {"shifts": self._shifts, "keyless": self._keyless}
+                identity = identity_of_sweep(model, provenance, self.judge, {"changes": changed, **measured_too})
                 file = Journal(path_of(journal), identity)
             work = Sweeping(model, self._engine, changes, self.judge, record, file)
             if file and (entry := file.resume()):
@@ -198,13 +200,6 @@ def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
     for intervention in interventions:
         model.applied(intervention)
     require_means(interventions, lambda: model.weights_hash)
-
-
-def _identity(
-    model: HookedModel, origin: Provenance, changes: Sequence[Change], judge: Metric, **rest: Any
-) -> dict[str, Any]:
-    changed = [[intervention.digest for intervention in change] for change in changes]
-    return identity_of_sweep(model, origin, judge, {"changes": changed, **rest})
 
 
 def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, rest: Mapping[str, Any]) -> dict[str, Any]:
