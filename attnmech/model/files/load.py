@@ -205,15 +205,15 @@ def load(
         processor=processor,
     )
     model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
-    model.prove_merged, model.load_tower = MergedProof(), partial(_tower, processor)
+    kept, again = architecture is None and bridge is None and split is None and certify != "full", certify != "short"
+    model.prove_merged, model.load_tower = MergedProof(kept=kept, again=again), partial(_tower, processor)
     passes = Passes(model, depth)
     check_runs(passes)
     if split is not None:
         check_joined(split, passes)
     if bridge is not None:
         bridge.check(passes)
-    is_plain = architecture is None and bridge is None and split is None
-    prove(passes, again=certify != "short", kept=is_plain and certify != "full")
+    prove(passes, again=again, kept=kept)
     if not model.certificate.ok:
         warn_user(f"{name}: {model.certificate.verdict}", UnprovenWarning)
     return model

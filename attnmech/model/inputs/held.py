@@ -110,7 +110,8 @@ class _Merging:
     def __init__(self, model: PreTrainedModel, blocks: str, text: Merged, positions: Int[Tensor, " token"]) -> None:
         self._model = use_attention(copy_of(model, _frozen), LOCAL)
         inner = merged_into(self._model.base_model, blocks)
-        assert inner is not None
+        if inner is None:
+            raise RuntimeError("no module of this model takes the merged sequence alone")
         inner.register_forward_pre_hook(_stop, with_kwargs=True)
         self._embedding = cast(Any, self._model.get_input_embeddings())
         device = self._embedding.weight.device

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...basics.messages import first_line, warn_user
 from ...batch import Batch, bytes_of
 from ..structure.text_part import sense_of
 from .boxes import Box, box_of, coordinates, grid_of
@@ -125,11 +126,18 @@ class PlaceFinder:
         key = _shape_of(text, positions)
         with self._lock:
             held = self._proven.pop(key, None)
-        if held is None:
+        if held is None and senses:
             try:
                 held = held_by(self._model, self._blocks, text, positions, senses)
-            except Exception:  # a tower that does not run with another attention: no token has a proven place
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a tower that does not run with another attention
+                warn_user(
+                    f"what the tokens of a picture or sound hold is not known, so they are named by their numbers: "
+                    f"{first_line(error)}"
+                )
                 held = Held((None,) * len(senses), (True,) * len(senses))
+        held = held or Held((), ())
         with self._lock:
             self._proven[key] = held
             for oldest in list(self._proven)[:-_REMEMBERED]:

@@ -112,16 +112,16 @@ def prove(passes: Passes, *, again: bool, kept: bool) -> None:
 
     If it may be `kept`, an earlier load's certificate is taken unless it is wanted `again`, and a new one is kept.
     """
-    certificate = remembered(passes.model) if kept and not again else None
-    if certificate is not None and _still_holds(passes):
-        passes.model.certificate = certificate
+    known = remembered(passes.model) if kept and not again else None
+    if known is not None and still_holds(passes):
+        passes.model.certificate, _ = known
         return
     certify_with(passes)
     if kept:
-        remember(passes.model)
+        remember(passes.model, passes.model.certificate)
 
 
-def _still_holds(passes: Passes) -> bool:
+def still_holds(passes: Passes) -> bool:
     """Whether the output is still that of plain transformers, in a pass that captures nothing else."""
     probe = Statements(passes, passes.model.output_stack)
     try:

@@ -24,9 +24,10 @@ from ..parts.certificate import Certificate, Check
 from ..parts.modules import submodule
 from ..run.hooked import HookedModel
 from ..stack.stack import Stack
-from .certify import EVERY_POINT, Statements
+from .certify import EVERY_POINT, Statements, still_holds
 from .depth import SHORT
 from .probe import Compared, Passes, attempt, hidden_states, plain_output
+from .remembered import remember, remembered
 from .texts import continued
 
 _TYPES: Final = "token_type_ids"
@@ -37,8 +38,9 @@ _CLOSED: Final = "rotary_tables"
 class MergedProof:
     """Proves once how a model merges pictures and sounds with its tokens, and refuses what is not proven."""
 
-    def __init__(self) -> None:
-        self._lock = RLock()
+    def __init__(self, *, kept: bool = False, again: bool = False) -> None:
+        """With `kept`, an earlier process's proof is taken unless it is wanted `again`, and a new one is kept."""
+        self._lock, self._kept, self._again = RLock(), kept, again
         self.certificate: Certificate | None = None
         """The certificate of texts with pictures or sounds; None before the first."""
         self._types: list[str] = []
@@ -53,13 +55,11 @@ class MergedProof:
         with self._lock, model.in_force.unchecked():
             if self.certificate is None:
                 text = batch.alone(next(number for number, own in enumerate(batch.senses) if own))
-                self._types = _types_that_matter(model, text)
-                _require(self._types, batch)
-                self.certificate, self._between = _certified(model, text)
-                proven = self.certificate
+                proven = self._prove(model, batch, text)
                 statement = f"a text with {', '.join(text.sensed)} is what plain transformers makes of it"
                 check = Check("merged", statement, (), proven.ok, detail=f"at the first such text, {proven.verdict}")
                 model.certificate = replace(model.certificate, checks=(*model.certificate.checks, check))
+                self.certificate = proven
         _require(self._types, batch)
         if not self.certificate.ok:
             first = self.certificate.failed[0]
@@ -68,6 +68,21 @@ class MergedProof:
                 f"does not hold ({first.detail}). Its text alone is certified."
             )
         return self._between
+
+    def _prove(self, model: HookedModel, batch: Batch, text: Batch) -> Certificate:
+        """The certificate of one text, or that of an earlier process if this text gives the logits of transformers."""
+        part = f"merged: {', '.join(text.sensed)}"
+        known = remembered(model, part) if self._kept and not self._again else None
+        if known is not None and still_holds(Passes(model, SHORT, text)):
+            certificate, (self._types, between) = known
+            self._between = frozenset(between)
+            return certificate
+        self._types = _types_that_matter(model, text)
+        _require(self._types, batch)
+        certificate, self._between = _certified(model, text)
+        if self._kept:
+            remember(model, certificate, part, (self._types, sorted(self._between)))
+        return certificate
 
 
 def _certified(model: HookedModel, text: Batch) -> tuple[Certificate, frozenset[int]]:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torch import nn
 
@@ -40,38 +40,40 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 """What the name of a function says of this process alone."""
 
 
-def remembered(model: HookedModel) -> Certificate | None:
-    """The certificate of an earlier load of this model; None if there is none, or it is damaged."""
-    path = _entry(model)
+def remembered(model: HookedModel, part: str = "") -> tuple[Certificate, Any] | None:
+    """The certificate that an earlier load made of this model, or of a part of its inputs, and what was stored beside
+    it; None if there is none, or it is damaged.
+    """
+    path = _entry(model, part)
     if path is None:
         return None
     try:
         digest, body = path.read_text(encoding="utf-8").split("\n", 1)
         if digest != _digest(body):
             return None
-        entry = json.loads(body)
+        entry, beside = json.loads(body)
         checks = tuple(Check(**{**check, "points": tuple(check["points"])}) for check in entry.pop("checks"))
         lens = tuple(LensHook(**hook) for hook in entry.pop("lens"))
         edited = tuple(entry.pop("edited"))
-        return Certificate(**{**entry, "model": model.name}, checks=checks, lens=lens, edited=edited)
+        return Certificate(**{**entry, "model": model.name}, checks=checks, lens=lens, edited=edited), beside
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def remember(model: HookedModel) -> None:
-    """Stores the certificate of a model that was just loaded, if all its checks hold and the folder can be written."""
-    path = _entry(model)
-    if path is None or not model.certificate.ok:
+def remember(model: HookedModel, certificate: Certificate, part: str = "", beside: Any = None) -> None:
+    """Stores a certificate, with numbers and names beside it, if all its checks hold and the folder can be written."""
+    path = _entry(model, part)
+    if path is None or not certificate.ok:
         return
-    proven = replace(model.certificate, proven_on=datetime.now(UTC).date().isoformat())
-    body = json.dumps(asdict(proven))
+    proven = replace(certificate, proven_on=datetime.now(UTC).date().isoformat())
+    body = json.dumps([asdict(proven), beside])
     with suppress(OSError, OutputError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path) as draft:
             draft.write_text(f"{_digest(body)}\n{body}", encoding="utf-8")
 
 
-def _entry(model: HookedModel) -> Path | None:
+def _entry(model: HookedModel, part: str) -> Path | None:
     """The file of a model's certificate; None for a model that is not remembered."""
     folder = os.environ.get(FOLDER)
     if folder == "" or model.is_own or not _is_plain(model.original):
@@ -86,6 +88,7 @@ def _entry(model: HookedModel) -> Path | None:
         *(f"{name} {version(name)}" for name in _LIBRARIES),
         sys.version,
         _source(),
+        part,
     ]
     return (cache_folder("certificates") if folder is None else Path(folder)) / f"{_digest(chr(10).join(known))}.json"
 

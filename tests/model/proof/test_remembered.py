@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import merged
 import models
 import pytest
 import torch
 
 import attnmech as am
+from attnmech.errors import CertificateError, InputError
 from attnmech.model.proof import certify, remembered
 
 pytestmark = pytest.mark.core
@@ -139,3 +141,25 @@ def test_the_proof_is_made_where_it_is_asked_for(folder: Path, monkeypatch: pyte
     monkeypatch.setenv(remembered.FOLDER, "")
     assert is_proven(models.fresh("gpt2"))
     assert len(list(folder.iterdir())) == 1
+
+
+def test_how_pictures_are_merged_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, plain = merged.inputs_of(merged.DEEP, 0, 9), merged.model_of("qwen3_vl", merged.DEEP)
+    first = am.load(plain)
+    logits = first.run(text).logits
+    for again in (False, True):
+        second = am.load(plain, certify="again" if again else "short")
+        with monkeypatch.context() as patched:
+            if not again:
+                patched.delattr(certify.Statements, "of_model")
+            torch.testing.assert_close(second.run(text).logits, logits)
+        assert bool(second.prove_merged.certificate.proven_on) != again  # type: ignore[attr-defined]
+        assert "pictures after L0" in am.decompose_by_source(second, text).sources
+        with pytest.raises(InputError, match="mm_token_type_ids"):
+            second.run({name: value for name, value in text.items() if name != "mm_token_type_ids"})
+    wrong = am.load(plain)
+    wrong.base.register_forward_pre_hook(
+        lambda _, args, inputs: (args, inputs | {"pixel_values": 0 * inputs["pixel_values"]}), with_kwargs=True
+    )
+    with pytest.raises(CertificateError, match="is not proven"):
+        wrong.run(text)
