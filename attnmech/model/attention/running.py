@@ -36,9 +36,6 @@ class Written:
     """The address and version of each parameter that the products were computed from."""
 
 
-_PRODUCTS: Final = ("weight", "bias", "size")
-
-
 class Directions:
     """The random vectors of one model, and the weights multiplied by them."""
 
@@ -72,7 +69,8 @@ class Directions:
         """The products of several layers, concatenated."""
         if len(written) == 1:
             return written[0]
-        weight, bias, size = (torch.cat([getattr(layer, name) for layer in written]) for name in _PRODUCTS)
+        parts = zip(*((layer.weight, layer.bias, layer.size) for layer in written), strict=True)
+        weight, bias, size = (torch.cat(of_layers) for of_layers in parts)
         return Written(weight, bias, size, ())
 
     def forget_changed(self, key: tuple[str, int], out: nn.Module) -> bool:
