@@ -1,6 +1,6 @@
 """The words for inputs and their positions: texts of tokens, images of patches, recordings of frames."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -100,7 +100,7 @@ IMAGE: Final = Nouns("image", "patch", "patches")
 SOUND: Final = Nouns("recording", "frame", "frames")
 INPUT: Final = Nouns("input", "position", "positions")
 """For a module of the user's own."""
-AFTER_PICTURES: Final = Nouns("text", "token", "tokens", "token", keys=TEXT, rows="the tokens after the pictures")
-"""For the rows of a text after its pictures, which attend to the whole text."""
+AFTER_SENSES: Final = replace(TEXT, keys=TEXT, rows="the tokens after the last picture or sound")
+"""For the rows of a text after its last picture or sound, which attend to the whole text."""
 HEARD: Final = Nouns("text", "token", "tokens", "token", keys=SOUND)
 """For cross-attention from a text to a recording."""

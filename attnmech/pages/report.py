@@ -12,7 +12,7 @@ from ..activations.pictures import attention_on_pictures
 from ..basics.arguments import index_of
 from ..basics.axes import spread
 from ..basics.messages import capitalised
-from ..basics.nouns import AFTER_PICTURES, HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
+from ..basics.nouns import AFTER_SENSES, HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
 from ..basics.public import public
 from ..batch import Batch
 from ..demo.text import notes as notes_on_demo
@@ -397,9 +397,9 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
     cells = len(model.stacks) * len(made.texts) * shown.n_heads * keys.ids.shape[1]
     length = queries.ids.shape[1]
-    first = _after_pictures(batch) if cells * shown.n_layers * length > limits.MAX_CELLS else 0
+    first = _after_senses(batch) if cells * shown.n_layers * length > limits.MAX_CELLS else 0
     if first:
-        notes.append(f"Rows of the {length - first} tokens after the pictures are shown, which attend to all tokens.")
+        notes.append(f"Only the rows of {length - first} tokens are shown, those after the last picture or sound.")
     fits = max(1, limits.MAX_CELLS // (cells * (length - first)))
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
@@ -409,7 +409,7 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         notes.append(f"{capitalised(left_out)}.")
     if model.is_demo:
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
-    stack, nouns = shown.label or None, AFTER_PICTURES if first else nouns_of(model, shown.label)
+    stack, nouns = shown.label or None, AFTER_SENSES if first else nouns_of(model, shown.label)
     if isinstance(centre, str) and centre == "auto":
         # A text without ordinary tokens has no means.
         ordinary = batch.mask & ~batch.is_special & ~batch.first
@@ -444,7 +444,7 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
     )
 
 
-def _after_pictures(batch: Batch) -> int:
+def _after_senses(batch: Batch) -> int:
     """The first token after a text's last picture or sound; 0 if it has none, or ends with one."""
     held = batch.is_sensed[0].nonzero()[:, 0].tolist()
     first = held[-1] + 1 if held else 0

@@ -320,7 +320,7 @@ def test_a_page_of_many_patches_shows_the_rows_after_them(monkeypatch: pytest.Mo
     assert np.nan_to_num(figure.data[2].z) == pytest.approx(patterns[2, 1, first + 1, held[16:]].numpy(), abs=1e-6)
     assert all(shape.x0 < 0 for shape in figure.layout.shapes)  # a query of the text has no patch to frame
     html = page.to_html()
-    assert "Queries: the tokens after the pictures" in html and f"Rows of the {rows} tokens" in html
+    assert "Queries: the tokens after the last picture or sound" in html and f"Only the rows of {rows} tokens" in html
     assert f'"{length - 1} here"' in html and f'"{rows - 1} here"' not in html
 
 
