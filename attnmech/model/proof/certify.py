@@ -5,10 +5,10 @@ TransformerLens's bridge. Values that must be equal are compared, and the certif
 residual. A point whose check fails is refused.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from ..reading.unembedding import unembedding_of, why_not_linear
 from ..run.hooked import HookedModel, require_model
 from ..stack.stack import about_other_layers
 from ..structure.copies import cannot_run
+from ..structure.passes_apart import reading
 from .depth import FULL, SHORT
 from .edit_checks import EditChecks
 from .far import far_batch, one_of_each_kind, plain_block
@@ -40,7 +41,6 @@ from .probe import (
     ProbeRun,
     Statement,
     attempt,
-    bridge_run,
     by_row,
     excess_of,
     output_of,
@@ -309,7 +309,7 @@ class Statements(EditChecks):
             return Check.untried("bridge", statement, "not compared on models of several stacks")
         ours = {key: self.short.values[key] for key in self._of_bridge}
         try:
-            theirs, cache = bridge_run(self.model, self.batch, [lens_name(key) for key in ours])
+            theirs, cache = _bridge_run(self.model, self.batch, [lens_name(key) for key in ours])
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
@@ -503,3 +503,17 @@ def certificate_of(model: HookedModel) -> Certificate:
     """The certificate of the model as it is: that of its load or, under hooks or with other weights, a new one."""
     proven = not model.edited and model.certificate.weights == model.weights_hash
     return model.certificate if proven else certify(model)
+
+
+def _bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The output of TransformerLens's bridge, and its values at some hooks."""
+    mask = batch.mask.long() if batch.padded else None
+    inputs = batch.extra.get("pixel_values", batch.ids)
+    options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
+    with torch.no_grad(), reading(batch), model._bridges.passing() as bridge:
+        logits, cache = bridge.run_with_cache(
+            inputs, names_filter=set(hooks).__contains__, return_cache_object=True, **options
+        )
+        values = dict(cache.items())  # type: ignore[no-untyped-call]
+    assert isinstance(logits, torch.Tensor)
+    return logits, values

@@ -36,7 +36,6 @@ from ..run.hooked import HookedModel
 from ..run.wired import ENCODED, call
 from ..stack.stack import Stack
 from ..structure.copies import copy_of, use_attention
-from ..structure.passes_apart import reading
 from ..structure.signals import below_head
 from .depth import SHORT, Depth
 from .texts import beginning_of, long_batch, probe_batch
@@ -547,17 +546,3 @@ def attempt(run: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         return error.with_traceback(None)  # its frames would hold the passes, which hold the error
-
-
-def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The output of TransformerLens's bridge, and its values at some hooks."""
-    mask = batch.mask.long() if batch.padded else None
-    inputs = batch.extra.get("pixel_values", batch.ids)
-    options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
-    with torch.no_grad(), reading(batch), model._bridges.passing() as bridge:
-        logits, cache = bridge.run_with_cache(
-            inputs, names_filter=set(hooks).__contains__, return_cache_object=True, **options
-        )
-        values = dict(cache.items())  # type: ignore[no-untyped-call]
-    assert isinstance(logits, torch.Tensor)
-    return logits, values
