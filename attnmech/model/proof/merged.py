@@ -158,8 +158,8 @@ class _Merged(Statements):
     def _chain(self) -> Check:
         """Compares each block's input with the stream before it.
 
-        Between blocks, something may be added at tokens of pictures, if it depends on nothing but them: it is the same
-        in a pass without the first layer's heads.
+        Between blocks, something may be added at tokens of pictures, if it depends on the pictures alone: it is the
+        same in a pass without the first layer's heads.
         """
         statement = "resid_pre = resid_post of the layer before, and what is added there at tokens of pictures"
         whole, heads = self._added(), [(self.layers[0], head) for head in range(self.stack.n_heads)]
@@ -182,7 +182,7 @@ class _Merged(Statements):
 
     def _added(self) -> dict[int, tuple[Tensor, Tensor]]:
         """What is added to the stream before each layer but the first, and how far rounding may move it."""
-        names, found = [self.stack.point(name) for name in ("resid_pre", "resid_post")], {}
+        names, by_layer = [self.stack.point(name) for name in ("resid_pre", "resid_post")], {}
         before = dict[int | None, Tensor]()
 
         def end(layer: LayerEnd) -> None:
@@ -190,11 +190,11 @@ class _Merged(Statements):
             ended = before.pop(self.stack.before(layer.layer), None)
             if ended is not None:
                 sizes = entered.abs() + ended.abs()
-                found[layer.layer] = entered - ended, sum_rounding(self.model.dtype) * sizes
+                by_layer[layer.layer] = entered - ended, sum_rounding(self.model.dtype) * sizes
             before[layer.layer] = left
 
         self.model.forward(self.batch, passing=[(name, layer) for name in names for layer in self.layers], ends=[end])
-        return found
+        return by_layer
 
     def _whole_passes(self) -> dict[str, Callable[[], Check]]:
         return {
