@@ -517,17 +517,3 @@ def certificate_of(model: HookedModel) -> Certificate:
     """The certificate of the model as it is: that of its load or, under hooks or with other weights, a new one."""
     proven = not model.edited and model.certificate.weights == model.weights_hash
     return model.certificate if proven else certify(model)
-
-
-def _bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The output of TransformerLens's bridge, and its values at some hooks."""
-    mask = batch.mask.long() if batch.padded else None
-    inputs = batch.extra.get("pixel_values", batch.ids)
-    options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
-    with torch.no_grad(), reading(batch), model._bridges.passing() as bridge:
-        logits, cache = bridge.run_with_cache(
-            inputs, names_filter=set(hooks).__contains__, return_cache_object=True, **options
-        )
-        values = dict(cache.items())  # type: ignore[no-untyped-call]
-    assert isinstance(logits, torch.Tensor)
-    return logits, values
