@@ -7,6 +7,7 @@ model types, it prints their rows.
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ def _placed(number: int) -> dict[str, Tensor]:
     return {"pixel_values": _noise(number, 1, 24, 3 * _WIDE**2).sigmoid(), "image_position_ids": places}
 
 
-KINDS: Final[Mapping[str, Kind]] = {
+_KINDS: Final[Mapping[str, Kind]] = {
     **merged.KINDS,
     "fuyu": Kind(lambda number: {"pixel_values": _noise(number, 1, 6, 3 * _WIDE**2)}, 6, {"patch_size": _WIDE}),
     "gemma4": Kind(_placed, 6, {
@@ -97,7 +98,24 @@ KINDS: Final[Mapping[str, Kind]] = {
         "audio_config.num_mel_bins": 16, "audio_config.max_source_positions": 20, "audio_config.intermediate_size": 192,
     }, "audio_token_id"),
     "blip-2": Kind(merged.KINDS["llava"].senses, 5, {**_SQUARE, "num_query_tokens": 5}),
+    "cohere2_vision": Kind(merged.KINDS["llava"].senses, 4, {**_SQUARE, "downsample_factor": 2}),
+    "deepseek_vl": Kind(merged.KINDS["llava"].senses, 16, _SQUARE),
+    "got_ocr2": Kind(merged.KINDS["llava"].senses, 1, _SQUARE),
+    "lighton_ocr": Kind(merged.KINDS["mistral3"].senses, 4, merged.KINDS["mistral3"].sizes),
+    "llava_next_video": Kind(merged.KINDS["llava_next"].senses, 88, {**_SQUARE, "image_grid_pinpoints": [[64, 64]]},
+                             "image_token_index"),
+    "ovis2": Kind(merged.KINDS["llava"].senses, 16, _SQUARE),
+    "qianfan_ocr": Kind(merged.KINDS["internvl"].senses, 4, merged.KINDS["internvl"].sizes),
 }  # fmt: skip
+_ALIKE: Final = {
+    "glm46v": "glm4v", "glm4v_moe": "glm4v", "glm_ocr": "glm4v", "qwen3_5_moe": "qwen3_5", "qwen3_vl_moe": "qwen3_vl",
+}  # fmt: skip
+_UNTYPED: Final = ("exaone4_5", "hyperclovax_vision_v2")
+KINDS: Final[Mapping[str, Kind]] = {
+    **_KINDS,
+    **{name: _KINDS[like] for name, like in _ALIKE.items()},
+    **dict.fromkeys(_UNTYPED, replace(_KINDS["qwen2_5_vl"], types=None)),
+}
 """Small models of each type, with the inputs of a picture or a sound."""
 
 
