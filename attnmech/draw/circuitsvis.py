@@ -62,17 +62,11 @@ def attention_heads(
 
     """
     array = as_array(values)
-    _require_square(array, tokens, "head query key")
-    _require_few(array.size, title, MOST_CELLS)
-    _require_hidden(hidden, array.shape)
+    props = _map_props(array, hidden, tokens, "head query key", title)
     names = strings("heads", heads)
     if names and len(names) != len(array):
         raise InputError(f"`heads` must name each of the {len(array)} heads; got {len(names)} names.")
-    props = {
-        "attention": _cells(array, hidden),
-        "attentionHeadNames": [_text(name) for name in names] or [f"Head {head}" for head in range(len(array))],
-        **_map_props(array, hidden, tokens),
-    }
+    props["attentionHeadNames"] = [_text(name) for name in names] or [f"Head {head}" for head in range(len(array))]
     reading = f"Hover over a head to enlarge it; click to keep it enlarged. {_MAP}"
     return _view("AttentionHeads", props, title, reading, _deepest(props))
 
@@ -86,12 +80,7 @@ def attention_pattern(
     title: str = "Attention pattern",
 ) -> View:
     """Shows one head's map, [query key]; otherwise like `attention_heads`."""
-    array = as_array(values)
-    _require_square(array, tokens, "query key")
-    _require_few(array.size, title, MOST_CELLS)
-    _require_hidden(hidden, array.shape)
-    mask = None if hidden is None else hidden[None]
-    props = {"attention": _cells(array[None], mask)[0], **_map_props(array[None], mask, tokens)}
+    props = _map_props(as_array(values), hidden, tokens, "query key", title)
     return _view("AttentionPattern", props, title, _MAP, _deepest(props))
 
 
@@ -262,24 +251,25 @@ def _deepest(props: Mapping[str, Any]) -> str:
 
 
 def _map_props(
-    values: Float[np.ndarray, "head query key"],
-    hidden: Bool[np.ndarray, "head query key"] | None,
-    tokens: Sequence[str],
+    values: Float[np.ndarray, "..."], hidden: Any, tokens: Sequence[str], axes: str, title: str
 ) -> dict[str, Any]:
     """The properties that both kinds of map take; cells above the diagonal are masked if no head sees them."""
+    _require_square(values, tokens, axes)
+    _require_few(values.size, title, MOST_CELLS)
+    boolean = isinstance(hidden, np.ndarray) and hidden.dtype == bool
+    if hidden is not None and not (boolean and hidden.shape == values.shape):
+        got = hidden.shape if boolean else shown(hidden)
+        raise InputError(f"`hidden` must be a boolean array with the shape {values.shape} of `values`; got {got}.")
     never = (values == 0) if hidden is None else hidden
     above = np.triu_indices(len(tokens), k=1)
     visible = values if hidden is None else values[~hidden]
     return {
+        "attention": _numbers(values if hidden is None else np.where(hidden, np.nan, values)),
         "tokens": _texts(tokens),
-        "maskUpperTri": bool(len(tokens) > 1 and never[:, above[0], above[1]].all()),
+        "maskUpperTri": bool(len(tokens) > 1 and never[..., above[0], above[1]].all()),
         **_reach(visible),
         **_COLOURS,
     }
-
-
-def _cells(values: Float[np.ndarray, "head query key"], hidden: Bool[np.ndarray, "head query key"] | None) -> Any:
-    return _numbers(values if hidden is None else np.where(hidden, np.nan, values))
 
 
 def _reach(values: Float[np.ndarray, "..."]) -> dict[str, float]:
@@ -347,11 +337,3 @@ def _require_few(count: int, title: str, most: int = MOST_NUMBERS) -> None:
             "MB). Select fewer heads, layers or tokens, or use attnmech's own views, which hold more: "
             'acts.show("pattern", layer=2, view="model"), or "sentence", or "token_graph".'
         )
-
-
-def _require_hidden(hidden: np.ndarray | None, shape: tuple[int, ...]) -> None:
-    if hidden is None:
-        return
-    if not isinstance(hidden, np.ndarray) or hidden.dtype != bool or hidden.shape != shape:
-        got = hidden.shape if isinstance(hidden, np.ndarray) and hidden.dtype == bool else shown(hidden)
-        raise InputError(f"`hidden` must be a boolean array with the shape {shape} of `values`; got {got}.")

@@ -37,6 +37,10 @@ FULL_START = "#layer=2&head=0&rank=0&split=means&side=query&query=6&tab=all"
 HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\u2028"
 
 
+def by_meta(figure: Any) -> dict[str, Any]:
+    return {trace.meta: trace for trace in figure.data}
+
+
 @pytest.fixture(scope="session")
 def view() -> ScoreNumbers:
     """2 layers × 3 heads × 7 tokens of a causal model without a position term, ranks 0 to 4."""

@@ -15,16 +15,9 @@ from unpacking import unpacked
 from attnmech.draw.all_heads import model_view
 from attnmech.draw.embed import View
 
+from .token_pages import random_pattern
+
 LAYERS, HEADS, COUNT = (2, 5, 9), 4, len(TOKENS)
-
-
-def random_pattern(*shape: int, causal: bool = True, seed: int = 0) -> np.ndarray:
-    """Softmax of random scores, float32."""
-    scores = 2 * np.random.default_rng(seed).normal(size=shape)
-    if causal:
-        scores = np.where(np.triu(np.ones(shape[-2:], dtype=bool), k=1), -np.inf, scores)
-    exponential = np.exp(scores)
-    return (exponential / exponential.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")

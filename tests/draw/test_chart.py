@@ -26,6 +26,8 @@ from attnmech.methods.updates.figures import (
     orientation_histograms_chart,
 )
 
+from .conftest import by_meta
+
 NAN = np.nan
 
 
@@ -171,10 +173,6 @@ LABELS = ["0 What", "1 ·does", "2 ·it", "3 ·do"]
 MAGNITUDE = np.array([[0.1, 0.2, 0.3, NAN], [0.01, 0.02, 0.0, 0.04]])
 ORIENTATION = np.array([[0.5, -0.5, 0.25, NAN], [0.1, 0.2, NAN, 1.0]])
 ATTENDED = np.array([[-1, 1, 0, 2], [-1, 0, 1, 3]])
-
-
-def by_meta(figure: Any) -> dict[str, Any]:
-    return {trace.meta: trace for trace in figure.data}
 
 
 def points(trace: Any) -> list[tuple[float, float]]:

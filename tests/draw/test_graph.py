@@ -13,15 +13,14 @@ from attnmech.draw.text import visible_token
 from attnmech.errors import InputError
 
 from .conftest import TOKENS
-from .token_pages import COUNT, HEADS, LAYERS, causal, choose, finding, selector, weights, without
+from .token_pages import COUNT, HEADS, LAYERS, causal, choose, finding, random_pattern, selector, weights, without
 
 KEYS = ["שלום", "🙂", "1,2", "<b>x</b>"]
 
 
 def both_ways(keys: int = COUNT) -> np.ndarray:
     """[layer head query key] without a mask."""
-    scores = np.random.default_rng(3).normal(size=(LAYERS, HEADS, COUNT, keys)) * 2
-    return (np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)).astype(np.float32)
+    return random_pattern(LAYERS, HEADS, COUNT, keys, causal=False, seed=3)
 
 
 def above(pattern: np.ndarray, threshold: float) -> set[tuple[int, int]]:

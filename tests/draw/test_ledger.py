@@ -9,6 +9,8 @@ from attnmech.draw.ledger import row_ledger
 from attnmech.draw.style import term_style
 from attnmech.errors import InputError
 
+from .conftest import by_meta
+
 TOKENS = ["<s>", " a", "</b><img src=x>", " $d$", " e"]
 TERMS = {
     "query_key": np.array([0.5, -1.0, 2.0, 0.25, 8.0]),
@@ -23,10 +25,6 @@ PATTERN = np.array([0.3, 0.0002, 0.4, 0.1, 0.0])  # a sink takes the rest
 def ledger(**changed: Any) -> Any:
     given = {"terms": TERMS, "score": SCORE, "pattern": PATTERN, "tokens": TOKENS, "query": 3} | changed
     return row_ledger(**given)
-
-
-def by_meta(figure: Any) -> dict[str, Any]:
-    return {trace.meta: trace for trace in figure.data}
 
 
 def test_keys_stand_by_probability_and_hidden_ones_not_at_all() -> None:

@@ -11,6 +11,8 @@ from attnmech.draw.style import MARKS, TERMS
 from attnmech.errors import InputError
 from attnmech.methods.scores.figures import bars_chart, key_terms_chart, score_shares_chart, triangle_chart
 
+from .conftest import by_meta
+
 NAN = np.nan
 TOKENS = ["What", " does", " it", " do"]
 LABELS = ["0 What", "1 ·does", "2 ·it", "3 ·do"]
@@ -34,10 +36,6 @@ def key_terms(terms: Any) -> Any:
     """Figure 3 of one head."""
     chart = key_terms_chart({name: term[None, None] for name, term in terms.items()}, TOKENS)
     return chart.figure(layer=0, head=0)
-
-
-def by_meta(figure: Any) -> dict[str, Any]:
-    return {trace.meta: trace for trace in figure.data}
 
 
 def test_the_map_holds_the_scores_and_leaves_hidden_cells_blank() -> None:

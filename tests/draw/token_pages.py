@@ -10,11 +10,17 @@ from .conftest import TOKENS
 LAYERS, HEADS, COUNT = 2, 3, len(TOKENS)
 
 
-def causal(seed: int = 0, spread: float = 2.0) -> np.ndarray:
-    """Weights of a causal model, [layer head query key]; each row sums to 1."""
-    scores = np.random.default_rng(seed).normal(size=(LAYERS, HEADS, COUNT, COUNT)) * spread
-    exponential = np.where(np.triu(np.ones((COUNT, COUNT), dtype=bool), k=1), 0, np.exp(scores))
+def random_pattern(*shape: int, causal: bool = True, seed: int = 0) -> np.ndarray:
+    """Softmax of random scores, float32."""
+    scores = 2 * np.random.default_rng(seed).normal(size=shape)
+    if causal:
+        scores = np.where(np.triu(np.ones(shape[-2:], dtype=bool), k=1), -np.inf, scores)
+    exponential = np.exp(scores)
     return (exponential / exponential.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def causal() -> np.ndarray:
+    return random_pattern(LAYERS, HEADS, COUNT, COUNT)
 
 
 def without(pattern: np.ndarray, hidden: list[int], rest: bool = False) -> np.ndarray:

@@ -94,11 +94,6 @@ class PruningCurve(Table):
         return len(self.before)
 
     @property
-    def _random_effect(self) -> Float[Tensor, "draw step"]:
-        """The change of the mean metric after each step of each random order."""
-        return (self.random - self.before).mean(dim=-1)
-
-    @property
     def complete(self) -> bool:
         """Whether all steps and all random orders were measured; False if the run was interrupted."""
         return len(self.order) == self.asked and not bool(self.random.isnan().any())
@@ -106,7 +101,8 @@ class PruningCurve(Table):
     @property
     def _further(self) -> Mapping[str, Tensor]:
         """The metric after each step, and the mean, smallest and largest effect over the random orders."""
-        drawn = self._random_effect if len(self.random) else torch.full((1, len(self.order)), torch.nan)
+        drawn = (self.random - self.before).mean(dim=-1)
+        drawn = drawn if len(drawn) else torch.full((1, len(self.order)), torch.nan)
         return {
             "after": self.after.mean(dim=-1),
             "random": drawn.mean(dim=0),

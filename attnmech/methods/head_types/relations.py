@@ -343,11 +343,12 @@ class Relations(AgainstBaseline):
                 f"{name[:1].upper()}{name[1:]}",
                 "Each cell is one head: the share of pairs in which the head attends most to the labelled key, minus "
                 "the share that the best fixed offset gets right (here "
-                f"{_direction(int(self.offsets[place]))}). Pale values are not clear among all heads and relations.",
+                f"{abs(offset)} {'back' if offset > 0 else 'ahead'}). Pale values are not clear among all heads and "
+                "relations.",
                 {f"relation-{place}": self.plot(name)},
                 f'relations.plot("{name}")',
             )
-            for place, name in enumerate(self.names)
+            for place, (name, offset) in enumerate(zip(self.names, self.offsets.tolist(), strict=True))
         ]
 
     @cached_property
@@ -357,11 +358,6 @@ class Relations(AgainstBaseline):
 
     def _place(self, relation: str) -> int:
         return self.names.index(option("relation", relation, self.names))
-
-
-def _direction(offset: int) -> str:
-    """The direction from a query to its key."""
-    return f"{abs(offset)} {'back' if offset > 0 else 'ahead'}"
 
 
 _COLUMNS: Final = ["layer", "head", "relation", "accuracy", "baseline", "offset", "excess_low", "excess_high", "pairs"]

@@ -274,11 +274,10 @@ def _carried(batch: Batch, heads: int) -> list[int]:
     """The first texts whose patterns, in all heads, take at most `CARRIED_BYTES` together; returns their numbers."""
     texts, total = [], 0
     for number, length in enumerate(batch.lengths.tolist()[:_CARRIED]):
-        total += 2 * heads * length**2
-        if total <= CARRIED_BYTES:
+        size = 2 * heads * length**2
+        if total + size <= CARRIED_BYTES:
             texts.append(number)
-        else:
-            total -= 2 * heads * length**2
+            total += size
     return texts
 
 

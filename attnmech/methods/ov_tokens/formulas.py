@@ -112,14 +112,6 @@ class Extremes:
     above: Int[Tensor, "head token"]
     below: Int[Tensor, "head token"]
 
-    @classmethod
-    def empty(cls, heads: int, tokens: int, like: Tensor) -> "Extremes":
-        """The extremes before any token of the vocabulary."""
-        lowest = like.new_full((heads, tokens), torch.inf)
-        counts = (torch.zeros(heads, tokens, dtype=torch.long, device=like.device) for _ in range(4))
-        raised, lowered, above, below = counts
-        return cls(-lowest, raised, lowest, lowered, above, below)
-
 
 def extremes_of(
     values: Float[Tensor, "kv token d_value"],
@@ -145,7 +137,9 @@ def extremes_of(
     heads, tokens, group = len(W_O), len(read), len(W_O) // len(values)
     read_back = einsum(W_O, directions(read), "head d_value d_model, token d_model -> head token d_value")
     own = (values.repeat_interleave(group, dim=0) * read_back).sum(dim=-1)
-    extremes = Extremes.empty(heads, tokens, own)
+    lowest = torch.full_like(own, torch.inf)
+    raised, lowered, above, below = torch.zeros(4, heads, tokens, dtype=torch.long, device=own.device)
+    extremes = Extremes(-lowest, raised, lowest, lowered, above, below)
     rows = min(tokens, _TOKENS)
     width = max(1, block_bytes(own.device) // (rows * own.element_size()))
     space = own.new_empty(2, rows * width)

@@ -191,11 +191,9 @@ class Reader:
         """x̂ of tokens alone: their embeddings through the norm before attention, without its γ and β."""
         embedded = self.vocabulary.rows(tokens, self.precision)
         norm = self._norm(layer)
-        return (
-            embedded
-            if norm is None
-            else WideNorm(torch.ones_like(norm.gamma), None, norm.epsilon, norm.centred)(embedded)
-        )
+        if norm is None:
+            return embedded
+        return WideNorm(torch.ones_like(norm.gamma), None, norm.epsilon, norm.centred)(embedded)
 
     def directions(self, layers: Sequence[int]) -> Iterator[Directions]:
         """The directions of each layer's heads, in float64 on the CPU."""

@@ -283,7 +283,9 @@ class Atlas(WritesHtml):
             page = drafts.enter_context(writing(index))
             for layer, name in files.items():
                 draft = drafts.enter_context(writing(place / name))
-                draft.write_text(_piece(name, packed_rows(self.examples, layer)), encoding="utf-8")
+                rows = json.dumps(packed_rows(self.examples, layer))
+                script = f"(window.attnmechPieces ??= {{}})[{json.dumps(name)}] = {rows};\n"
+                draft.write_text(script, encoding="utf-8")
             page.write_text(render_page(self._page(tuple(files.values())), reads_files=True), encoding="utf-8")
         return index
 
@@ -389,8 +391,3 @@ class Atlas(WritesHtml):
             *focus_sections(focus_numbers(self.focus), "atlas.focus", layers),
             *([] if self.shares is None else self.shares._sections()),
         ]
-
-
-def _piece(name: str, packed: str) -> str:
-    """The script with the rows of a layer."""
-    return f"(window.attnmechPieces ??= {{}})[{json.dumps(name)}] = {json.dumps(packed)};\n"
