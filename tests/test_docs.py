@@ -61,7 +61,7 @@ def test_a_recipe_runs(
             pytest.skip("gguf is not installed")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         _tiny_gguf(tmp_path / "mine.gguf")
-    exec(compile(code, "recipe", "exec"), dict(setup))
+    exec(compile(code, "recipe", "exec"), _with_pictures(setup, code))
     _prints(code, capsys.readouterr().out)
 
 
@@ -104,11 +104,7 @@ def test_the_snippets_of_a_page_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in setup["texts"]))
-    names = dict(setup)
-    if "hf_model, processor=processor" in code:
-        names["hf_model"], names["processor"], _ = merged.with_processor("llava")
-        names["picture"] = merged.picture(1)
-    exec(compile(code, "page", "exec"), names)
+    exec(compile(code, "page", "exec"), _with_pictures(setup, code))
     _prints(code, capsys.readouterr().out)
 
 
@@ -136,6 +132,15 @@ def test_every_section_of_the_formulas_that_the_package_names_exists(papers: Mod
     named = set(re.findall(r"docs/formulas\.md#([\w-]+)", texts))
     assert len(named) > 10
     assert named <= set(papers.sections())
+
+
+def _with_pictures(setup: dict[str, Any], code: str) -> dict[str, Any]:
+    """The names of the setup, with a model that reads pictures if the code loads one."""
+    names = dict(setup)
+    if "hf_model, processor=processor" in code:
+        names["hf_model"], names["processor"], _ = merged.with_processor("llava")
+        names["picture"] = merged.picture(1)
+    return names
 
 
 def _prints(code: str, out: str) -> None:

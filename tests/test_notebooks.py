@@ -25,7 +25,7 @@ def outputs(notebook: Any) -> list[Any]:
 def test_all_of_them_are_tested() -> None:
     assert NAMES == [
         "ablation", "attention_encodings", "attention_focus", "attentionviz", "attentionviz_images", "head_types",
-        "own_module", "quickstart", "translation",
+        "own_module", "quickstart", "shapes", "translation",
     ]  # fmt: skip
 
 
