@@ -186,6 +186,9 @@ def test_what_a_table_says_to_write_runs(
         "saved": acts["pattern", 3], "attentions": tuple(acts["pattern", layer] for layer in range(model.n_layers)),
         "cache": acts.to_cache(), "circuit": setup["am"].Circuit(nodes=["L2H3", "L3 MLP"]),
     }  # fmt: skip
+    if "[picture]" in code:
+        plain, processor, _ = merged.with_processor("llava")
+        names |= {"model": setup["am"].load(plain, processor=processor), "picture": merged.picture(1)}
     code = code.replace("answers=..., against=...", '"answers", "against"').replace(", ...)", ', "answers", "against")')
     code = code.replace('"answers", "against"', 'answers=" Anna", against=" Tom"')
     code = re.sub(r"\(\.\.\., (at|nodes)=", r'(model, clean, corrupted, answers=" Anna", against=" Tom", \1=', code)
