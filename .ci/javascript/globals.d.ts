@@ -173,6 +173,7 @@ interface HeadPickerData extends PlotlyFigure {
 /** What every view of several layers has; a report gives it probabilities that it has unpacked, and its own selectors. */
 interface LayersData extends HeadsData {
   queries: string[];
+  first?: number; // the position of the first query
   keys: string[];
   pattern: Packed | Patterns;
   words: Words;

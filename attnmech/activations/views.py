@@ -93,6 +93,8 @@ def _attention(
     patterns = [_numbers(activations[name, at][text]) for at in layers]
     numbers = values = np.stack([pattern[:, queries.real][:, :, keys.real] for pattern in patterns])
     if view == "picture":
+        if base != "pattern" or weighted is not None:
+            raise InputError('view="picture" shows the probabilities of "pattern"; leave `weighted` out.')
         heads = range(values.shape[1]) if head is None else [index_of("head", head, values.shape[1])]
         row = len(queries.tokens) - 1 if query is None else index_of("query", query, len(queries.tokens))
         return picture_view(activations.batch, values, text=text, layers=layers, heads=heads, query=row)

@@ -80,7 +80,7 @@ class Nouns:
         >>> TEXT.any_token, HEARD.any_token
         ('token', 'token or frame')
         """
-        return self.token if self.keys is None else f"{self.token} or {self.keys.token}"
+        return self.token if self.keys is None or self.rows else f"{self.token} or {self.keys.token}"
 
     @property
     def for_views(self) -> dict[str, str]:

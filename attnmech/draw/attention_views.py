@@ -165,7 +165,7 @@ def view_of_attention(
     suits_circuitsvis = keys is None and len(heads) * values[0, 0].size <= MOST_CELLS
     kind = view or _usual(layer, head, query, ours=probabilities and not suits_circuitsvis)
     if kind not in VIEWS:
-        raise InputError(f"`view` must be one of {', '.join(VIEWS)}; got {view!r}.")
+        raise InputError(f"`view` must be one of {', '.join((*VIEWS, 'picture'))}; got {view!r}.")
     if kind in _OWN_VIEWS:
         if not probabilities:
             raise InputError(

@@ -94,7 +94,7 @@
 
     const finding = make("p", { className: "attnmech-finding" });
     /** @type {{query: HTMLButtonElement[], key?: HTMLButtonElement[]}} */
-    const nodes = { query: queries.map(tokenButton) };
+    const nodes = { query: queries.map((token, index) => tokenButton(token, (data.first ?? 0) + index)) };
     if (across) nodes.key = keys.map(tokenButton);
     const keyNodes = nodes.key ?? nodes.query;
     const picture = makeSvg("svg", { "aria-hidden": "true" });

@@ -383,7 +383,7 @@ async function drawOther(id) {
 async function drawPattern(id) {
   const stage = stageOf(id);
   const { layer, head } = state;
-  const axes = { layers: choices.layer, heads, words, nouns: page.nouns, queries: tokens, keys, special: page.special };
+  const axes = { layers: choices.layer, heads, words, nouns: page.nouns, queries: tokens, keys, first: choices.query[0], special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: keys !== tokens };
   const viewData = { ...axes, ...options, remarks: page.remarks[id], pattern: shown, rest };
   stage.control = await attnmech.views[page.views[id]](stage, viewData);

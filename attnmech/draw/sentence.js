@@ -54,7 +54,7 @@
     const legend = make("div", { className: "attnmech-sentence-legend" }, opacities, heads);
     const cut = make("p", { className: "attnmech-reading" });
     const list = make("p", { className: "attnmech-reading attnmech-list" });
-    const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
+    const buttons = { query: queries.map((token, index) => tokenButton(token, (data.first ?? 0) + index)), key: keys.map(tokenButton) };
     const canvas = make("canvas", { "aria-hidden": "true" });
     const middle = make("div", { className: "attnmech-sentence-lines" }, canvas);
     const attend = make("span", { text: `${nouns.queries} attend …` });

@@ -397,9 +397,9 @@ class TextHeads(HeadFacts):
         """The head's most telling row, and the keys that it attends to most over all rows."""
         place = self.layers.index(layer)
         pattern, row = self.view.pattern[place, head], self.rows.of_head(place, head)
-        if len(pattern) < 2:
+        if len(pattern) < 2 and not self.view.first:
             return ""
-        mass = pattern[1:].mean(axis=0)
+        mass = (pattern if self.view.first else pattern[1:]).mean(axis=0)
         top = np.argsort(-mass, kind="stable")[:3]
         parts = [f"{percent(float(mass[key]), 0)} to {self.view.named_key(int(key))}" for key in top if mass[key] > 0]
         mean = f"Mean attention: {', '.join(parts)}."

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +27,7 @@ from ..model.inputs.sounds import SoundEncoder, spectrogram_of
 from ..model.inputs.transcripts import TranscriptEncoder
 from ..model.parts.certificate import Certificate
 from ..model.proof.certify import certificate_of
+from ..model.reading.writers import pictures_added
 from ..model.run.hooked import HookedModel, require_model
 from ..model.stack.stack import Stack, about_other_layers
 from ..points import full_name
@@ -42,7 +42,8 @@ def sense_section(
 ) -> Section | None:
     """The image under the attention of a row, or the spectrogram below it; None if the keys are neither."""
     labels = [label for label, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real]
-    of_row, call = call.replace('"{figure}"', '"picture", query={query}'), call.replace("{figure}", "map")
+    of_row = call.replace('"{figure}"', '"picture", query={query}').replace(", weighted={weight}", "")
+    call = call.replace(', view="{figure}"', "")
     images = images_of(model.encoder, batch)
     if images is not None and model.grid is not None:
         boxes = [_box(label) for label in labels]
@@ -265,6 +266,7 @@ def reports(
         )
     texts = [_cut(model, batch if count == 1 else batch.alone(number), start) for number in range(count)]
     warn_of_batch(max((text.batch for text in texts), key=lambda text: text.ids.shape[1]), model.trained_length)
+    pictures_added(model, batch)  # proves them, so that the certificate says so
     made = _Made(
         model=model,
         texts=texts,
@@ -278,6 +280,7 @@ def reports(
             )
             for number, text in enumerate(texts)
         ],
+        certificate=certificate_of(model),
         notes=notes,
         centre=centre,
     )
@@ -337,14 +340,10 @@ class _Made:
     model: HookedModel
     texts: Sequence[_Text]
     calls: Sequence[ReportInputs]
+    certificate: Certificate
     notes: Sequence[str]
     """What the page omits, on every text and stack."""
     centre: Literal["auto", "mean"] | MeanQK | None
-
-    @cached_property
-    def certificate(self) -> Certificate:
-        """The certificate, once a first pass has proven the text's pictures."""
-        return certificate_of(self.model)
 
 
 def _entry(texts: Any, number: int, count: int) -> Any:
@@ -404,7 +403,8 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         of_stack = f"The {shown.label} stack" if shown.label else "The model"
-        notes.append(f"{of_stack} has {shown.n_layers} layers; {len(layers)} of them are shown.")
+        shown_of = "1 of them is" if len(layers) == 1 else f"{len(layers)} of them are"
+        notes.append(f"{of_stack} has {shown.n_layers} layers; {shown_of} shown.")
     if left_out := about_other_layers(shown):
         notes.append(f"{capitalised(left_out)}.")
     if model.is_demo:

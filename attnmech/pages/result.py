@@ -188,7 +188,8 @@ class Report(WritesHtml):
         """The text's number and beginning, for the reader who chooses one."""
         if self.nouns.text != TEXT.text:
             return str(number)
-        ordinary = [token for token, special in zip(self.scores.tokens[0], self.special, strict=True) if not special]
+        special = self.key_special if self.first else self.special
+        ordinary = [token for token, is_special in zip(self.scores.tokens[0], special, strict=True) if not is_special]
         text = "".join(visible_token(token) for token in ordinary).replace("·", " ").strip()
         return f"{number}: {text[:MOST_OF_TEXT]}{'…' if len(text) > MOST_OF_TEXT else ''}"
 

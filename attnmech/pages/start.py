@@ -69,7 +69,8 @@ class TellingRows:
 
     def _told(self, query: int, key: int) -> str:
         view = self.view
-        words = f"from {_named(view.tokens, query)} to {_named(view.key_tokens, key)}"
+        of_query = _named(view.key_tokens, view.first + query) if view.nouns.rows else _named(view.tokens, query)
+        words = f"from {of_query} to {_named(view.key_tokens, key)}"
         if view.crosses and not view.nouns.rows:
             return f"{words} of the {view.nouns.key_text}"
         follows = (

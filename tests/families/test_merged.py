@@ -48,7 +48,7 @@ def test_each_text_is_read_as_by_transformers(kind: tuple[Any, am.HookedModel, l
     other = texts[0] | {name: -value for name, value in texts[0].items() if value.is_floating_point()}
     assert float((logits_of(plain, other) - expected[0]).abs().max()) > 0.1
     both = model.run(texts, points=["pattern", "embed", "logits"])
-    assert model.prove_merged.certificate.ok and both.batch.padded  # type: ignore[attr-defined]
+    assert model.prove_merged.certificates[-1].ok and both.batch.padded  # type: ignore[attr-defined]
     for number, text in enumerate(texts):
         length = text["input_ids"].shape[1]
         alone = model.run(text, points=["pattern", "embed", "logits"])
@@ -222,6 +222,24 @@ def test_pictures_added_between_blocks_are_writers_of_their_own() -> None:
         am.attribute(model, texts[0], other, metric="loss", edges=True)
 
 
+def test_edits_in_force_are_not_taken_for_the_models_own() -> None:
+    text, model = merged.inputs_of(merged.KINDS["llava"], 0, 9), am.load(merged.model_of("llava"))
+    with model.intervene(am.Intervention.zero([(0, 1)])):
+        sources = am.decompose_by_source(model, text)
+    assert float(sources.residual.nan_to_num().max()) < 1e-4
+    both = model.encode([{"input_ids": torch.arange(50, 60)[None]}, text])
+    torch.testing.assert_close(model.run(both.alone(0)).logits, model.run(both).logits[:1, :10], atol=2e-5, rtol=0)
+    assert model.certificate.checks[-1].name == "merged"
+    am.certify(model)
+    assert model.certificate.checks[-1].name != "merged"
+    model.run(text)
+    assert [check.name for check in model.certificate.checks].count("merged") == 1
+    deep, other = am.load(merged.model_of("qwen3_vl", merged.DEEP)), merged.inputs_of(merged.DEEP, 0, 9)
+    edit = am.Intervention.add("resid_pre", torch.ones(deep.d_model), layers=[1])
+    with deep.intervene(edit), pytest.raises(InputError, match="cannot be told from edits"):
+        am.decompose_by_source(deep, other)
+
+
 @pytest.mark.parametrize("fault", ["at a text token", "by the stream"])
 def test_what_else_is_added_between_blocks_is_refused(fault: str) -> None:
     text, model = merged.inputs_of(merged.DEEP, 0, 9), am.load(merged.model_of("qwen3_vl", merged.DEEP))
@@ -302,7 +320,8 @@ def test_the_page_shows_attention_on_the_users_pictures() -> None:
 def test_a_page_of_many_patches_shows_the_rows_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, processor, mark = merged.with_processor("llava")
     model = am.load(plain, processor=processor)
-    batch = model.encode({"text": f"the {mark} keys {mark} are here", "images": [merged.picture(1), merged.picture(2)]})
+    entry = {"text": f"the {mark} keys {mark} are here", "images": [merged.picture(1), merged.picture(2)]}
+    batch = model.encode(entry)
     length, first = batch.ids.shape[1], int(batch.is_sensed[0].nonzero()[-1]) + 1
     heads, rows = model.n_layers * model.n_heads, length - first
     monkeypatch.setattr(limits, "MAX_CELLS", heads * rows * length)
@@ -319,6 +338,10 @@ def test_a_page_of_many_patches_shows_the_rows_after_them(monkeypatch: pytest.Mo
     held = batch.is_sensed[0].nonzero()[:, 0].tolist()
     assert np.nan_to_num(figure.data[2].z) == pytest.approx(patterns[2, 1, first + 1, held[16:]].numpy(), abs=1e-6)
     assert all(shape.x0 < 0 for shape in figure.layout.shapes)  # a query of the text has no patch to frame
+    several = am.report(model, [entry, "the keys are here"])
+    assert [text.first for text in several.texts] == [first, 0] and "the keys are here" in several.to_html()
+    with pytest.raises(InputError, match=r'shows the probabilities of "pattern"'):
+        acts.show("scores", view="picture")
     html = page.to_html()
     assert "Queries: the tokens after the last picture or sound" in html and f"Only the rows of {rows} tokens" in html
     assert f'"{length - 1} here"' in html and f'"{rows - 1} here"' not in html
@@ -384,7 +407,7 @@ def test_a_module_beside_the_blocks_may_merge() -> None:
     texts = [merged.inputs_of(merged.PHI4, number, words) for number, words in enumerate(WORDS)]
     model = am.load(merged.model_of("phi4_multimodal", merged.PHI4))
     acts = model.run(texts, points=["embed", "logits"])
-    assert model.prove_merged.certificate.ok  # type: ignore[attr-defined]
+    assert model.prove_merged.certificates[-1].ok  # type: ignore[attr-defined]
     plain = merged.model_of("phi4_multimodal", merged.PHI4)
     for number, text in enumerate(texts):
         expected, length = logits_of(plain, text)[0], text["input_ids"].shape[1]

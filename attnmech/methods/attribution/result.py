@@ -232,7 +232,8 @@ def attribute(
     else:
         _require_room(graph, comparison.count)
         parts = comparison.parts(16 * len(graph.senders) * model.d_model)
-        require_one_sum(model, parts[0].batch)
+        for part in parts:
+            require_one_sum(model, part.batch)
         before, per_pair = comparison.estimated(EdgeEstimator(*common, graph), parts, shape)
     exact = drawn = None
     if confirm:

@@ -83,9 +83,8 @@ def score_sections(
         words=(*MEASURE.words, "the value-weighted share"),
         in_calls=(*map(plotted, MAPS), in_view),
     )
-    lines = (
-        f"Lines between {nouns.tokens}" if nouns.keys is None else f"Lines from {nouns.tokens} to {nouns.keys.tokens}"
-    )
+    one_text = nouns.keys is None or nouns.rows
+    lines = f"Lines between {nouns.tokens}" if one_text else f"Lines from {nouns.tokens} to {nouns.of_keys.tokens}"
     ledger = [_ledger(splits, plotted("{against}", "query={query}"))] if view.terms else []
     charts = [attention, *(figure for part in ledger for figure in part.figures.values() if isinstance(figure, Chart))]
     rounded = max(map(error_of, charts))

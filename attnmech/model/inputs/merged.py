@@ -39,6 +39,8 @@ class Besides:
 
     def read(self, entry: Any, rendered: Callable[[Chat], str]) -> "Merged":
         """One text of a list: a mapping of model inputs, a text with its images and sounds, or a chat."""
+        if isinstance(entry, str):
+            entry = {"text": entry}
         if self.refused:
             raise InputError(f"attnmech reads only the text of this model: {self.refused}.")
         if is_chat(entry):

@@ -5,7 +5,8 @@ with other pictures and a few more tokens, beside which the first is padded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextvars import Context
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from threading import RLock
 from typing import Any, Final
@@ -35,16 +36,31 @@ _CLOSED: Final = "rotary_tables"
 """The check of rotary tables against their closed form, which knows the positions of text."""
 
 
+@dataclass(frozen=True)
+class _Proof:
+    """How a model merges one kind of inputs with its tokens."""
+
+    certificate: Certificate
+    types: Sequence[str]
+    """The inputs that it needs beside them."""
+    between: frozenset[int]
+    """The layers before which it adds them to the stream."""
+    check: Check
+    """The line of the model's certificate."""
+
+
 class MergedProof:
     """Proves once how a model merges pictures and sounds with its tokens, and refuses what is not proven."""
 
     def __init__(self, *, kept: bool = False, again: bool = False) -> None:
         """With `kept`, an earlier process's proof is taken unless it is wanted `again`, and a new one is kept."""
         self._lock, self._kept, self._again = RLock(), kept, again
-        self.certificate: Certificate | None = None
-        """The certificate of texts with pictures or sounds; None before the first."""
-        self._types: list[str] = []
-        self._between: frozenset[int] = frozenset()
+        self._proofs: dict[str, _Proof] = {}
+
+    @property
+    def certificates(self) -> list[Certificate]:
+        """The certificates of texts with pictures or sounds, one for each kind of inputs so far."""
+        return [proof.certificate for proof in self._proofs.values()]
 
     def __call__(self, model: HookedModel, batch: Batch) -> frozenset[int]:
         """The layers before which the model adds pictures to the stream, at their tokens (DeepStack).
@@ -52,37 +68,43 @@ class MergedProof:
         Raises `InputError` for inputs that transformers cannot run or that lack token types, and `CertificateError` if
         a statement does not hold, then and at each later batch.
         """
-        with self._lock, model.in_force.unchecked():
-            if self.certificate is None:
-                text = batch.alone(next(number for number, own in enumerate(batch.senses) if own))
-                proven = self._prove(model, batch, text)
-                statement = f"a text with {', '.join(text.sensed)} is what plain transformers makes of it"
-                check = Check("merged", statement, (), proven.ok, detail=f"at the first such text, {proven.verdict}")
-                model.certificate = replace(model.certificate, checks=(*model.certificate.checks, check))
-                self.certificate = proven
-        _require(self._types, batch)
-        if not self.certificate.ok:
-            first = self.certificate.failed[0]
-            raise CertificateError(
-                f"how {model.name} merges {', '.join(batch.sensed)} with its tokens is not proven: {first.statement} "
-                f"does not hold ({first.detail}). Its text alone is certified."
-            )
-        return self._between
+        kinds = {", ".join(sorted(own)): number for number, own in enumerate(batch.senses) if own}
+        between = [Context().run(self._proven, model, batch, *kind) for kind in kinds.items()]  # without edits in force
+        return frozenset[int]().union(*between)
 
-    def _prove(self, model: HookedModel, batch: Batch, text: Batch) -> Certificate:
-        """The certificate of one text, or that of an earlier process if this text gives the logits of transformers."""
-        part = f"merged: {', '.join(text.sensed)}"
-        known = remembered(model, part) if self._kept and not self._again else None
+    def _proven(self, model: HookedModel, batch: Batch, kind: str, number: int) -> frozenset[int]:
+        with self._lock, model.in_force.unchecked():
+            proof = self._proofs.get(kind)
+            # A certificate made since, as for other weights, lacks the check.
+            if proof is None or proof.check not in model.certificate.checks:
+                proof = self._proofs[kind] = self._prove(model, batch, kind, batch.alone(number))
+                others = [check for check in model.certificate.checks if check.statement != proof.check.statement]
+                model.certificate = replace(model.certificate, checks=(*others, proof.check))
+        _require(proof.types, batch)
+        if not proof.certificate.ok:
+            first = proof.certificate.failed[0]
+            raise CertificateError(
+                f"how {model.name} merges {kind} with its tokens is not proven: {first.statement} does not hold "
+                f"({first.detail}). Its text alone is certified."
+            )
+        return proof.between
+
+    def _prove(self, model: HookedModel, batch: Batch, kind: str, text: Batch) -> _Proof:
+        """The proof on one text, or that of an earlier process if this text gives the logits of transformers."""
+        known = remembered(model, f"merged: {kind}") if self._kept and not self._again else None
         if known is not None and still_holds(Passes(model, SHORT, text)):
-            certificate, (self._types, between) = known
-            self._between = frozenset(between)
-            return certificate
-        self._types = _types_that_matter(model, text)
-        _require(self._types, batch)
-        certificate, self._between = _certified(model, text)
-        if self._kept:
-            remember(model, certificate, part, (self._types, sorted(self._between)))
-        return certificate
+            certificate, (types, between) = known
+            on = f"proven on {certificate.proven_on}"
+        else:
+            types = _types_that_matter(model, text)
+            _require(types, batch)
+            certificate, between = _certified(model, text)
+            on = "at the first such text"
+            if self._kept:
+                remember(model, certificate, f"merged: {kind}", (types, sorted(between)))
+        statement = f"a text with {kind} is what plain transformers makes of it"
+        check = Check("merged", statement, (), certificate.ok, detail=f"{on}, {certificate.verdict}")
+        return _Proof(certificate, types, frozenset(between), check)
 
 
 def _certified(model: HookedModel, text: Batch) -> tuple[Certificate, frozenset[int]]:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...batch import Batch
+from ...errors import InputError
 from ...maths.norms import FrozenNorm
 from ...points import PointKey
 from ..own.module import NO_TOKENS
@@ -70,7 +71,7 @@ def points_read(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
 
 def pictures_added(model: HookedModel, batch: Batch) -> frozenset[int]:
     """The layers before which a model adds pictures to the stream, as DeepStack does."""
-    return model.prove_merged(model, batch) if batch.senses else frozenset()
+    return model.prove_merged(model, batch) if any(batch.senses) else frozenset()
 
 
 def points_of_writers(model: HookedModel, layers: Sequence[int], batch: Batch) -> list[PointKey]:
@@ -110,7 +111,12 @@ class Writers:
         self._shape = (*batch.ids.shape, model.d_model)
         self._embedding = "embedding of tokens and pictures" if batch.senses else "token embedding"
         self._wide = torch.promote_types(model.dtype, torch.float32)
-        self._pictures = pictures_added(model, batch)
+        self._pictures, self._held = pictures_added(model, batch), batch.is_sensed[..., None]
+        if self._pictures and model.edited:
+            raise InputError(
+                f"{model.name} adds pictures to the stream between its blocks, and what it adds cannot be told from "
+                "edits there. Leave the `with` block."
+            )
         self._steps: list[_Step] = []
         self._depth = 0
         """The list holds the steps of all layers below this one."""
@@ -128,7 +134,7 @@ class Writers:
             if self._depth <= below < layer:
                 self._add_layer(below, values)
                 if below + 1 in self._pictures:
-                    added = values["resid_pre", below + 1] - values["resid_post", below]
+                    added = self._held * (values["resid_pre", below + 1] - values["resid_post", below])
                     self._steps.append(_Step(f"pictures after L{below}", partial(self._everywhere, added)))
         self._depth = max(self._depth, layer)
         steps = list(self._steps)

@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import Context
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -236,8 +235,7 @@ class WiredModel:
         """
         require_own_settings(self._weight.device)
         if self.in_force.checks:
-            proving = Context()  # without the edits in force
-            between = proving.run(self.prove_merged, self, wanted.batch) if wanted.batch.senses else frozenset[int]()
+            between = self.prove_merged(self, wanted.batch) if any(wanted.batch.senses) else frozenset[int]()
             columns = [stack.column for stack in self.stacks.values()]
             wanted.balance = Balance(self._directions, columns, self.dtype, self.refused, between)
         with self.in_force.recording(wanted):

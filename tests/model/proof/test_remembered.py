@@ -153,7 +153,7 @@ def test_how_pictures_are_merged_is_proven_once(monkeypatch: pytest.MonkeyPatch)
             if not again:
                 patched.delattr(certify.Statements, "of_model")
             torch.testing.assert_close(second.run(text).logits, logits)
-        assert bool(second.prove_merged.certificate.proven_on) != again  # type: ignore[attr-defined]
+        assert bool(second.prove_merged.certificates[-1].proven_on) != again  # type: ignore[attr-defined]
         assert "pictures after L0" in am.decompose_by_source(second, text).sources
         with pytest.raises(InputError, match="mm_token_type_ids"):
             second.run({name: value for name, value in text.items() if name != "mm_token_type_ids"})
