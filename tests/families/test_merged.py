@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from PIL import Image
 from torch import Tensor
 
 import attnmech as am
@@ -345,6 +346,42 @@ def test_a_page_of_many_patches_shows_the_rows_after_them(monkeypatch: pytest.Mo
     html = page.to_html()
     assert "Queries: the tokens after the last picture or sound" in html and f"Only the rows of {rows} tokens" in html
     assert f'"{length - 1} here"' in html and f'"{rows - 1} here"' not in html
+
+
+def test_a_planted_head_follows_a_white_square() -> None:
+    """The last token attends to the patch where the square is, by its name and by its box on the page."""
+    plain, processor, mark = merged.with_processor("llava")
+    squares = [(row, column) for row in range(4) for column in range(4)]
+
+    def text_with(row: int, column: int) -> Any:
+        pixels = np.zeros((32, 32, 3), dtype=np.uint8)
+        pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 255
+        return {"text": f"the {mark} keys", "images": [Image.fromarray(pixels)]}
+
+    texts = [text_with(*square) for square in squares]
+    fresh = am.load(plain, processor=processor)
+    batch, read = fresh.encode(texts), fresh.run(texts, points=["attn_in"])["attn_in", 1]
+    patches = read[batch.is_sensed].view(16, 16, -1)[::2]  # the other half is held out
+    white = patches[torch.arange(8), 2 * torch.arange(8)]
+    key = (white - patches.mean(dim=1)).mean(dim=0)
+    query, width, head = read[::2, -1].mean(dim=0), fresh.d_head, 4
+    dimension, kv_head = width // 2 - 1, head // 3  # which rotates least
+    attention = plain.model.language_model.layers[1].self_attn
+    with torch.no_grad():
+        attention.q_proj.weight[head * width : (head + 1) * width] = 0
+        attention.k_proj.weight[kv_head * width : (kv_head + 1) * width] = 0
+        attention.q_proj.weight[head * width + dimension] = 40 * query / query.norm() ** 2
+        attention.k_proj.weight[kv_head * width + dimension] = 10 * key / key.norm() ** 2
+    model = am.load(plain, processor=processor)
+    pattern = model.run(texts, points=["pattern"])["pattern", 1][:, head, -1]
+    for number, (row, column) in list(enumerate(squares))[1::2]:
+        most = int(pattern[number].argmax())
+        assert batch.tokens[number][most] == f"<img 1: row {row + 1}, col {column + 1}>"
+        assert float(pattern[number, most]) > 0.9
+    page = am.report(model, texts[6]).sense
+    drawn = page.figures["picture-attention"].figure(layer=1, head=head, query=18)  # type: ignore[union-attr]
+    brightest = int(np.nanargmax(np.array(drawn.data[0].z, float)))
+    assert (drawn.data[0].x[brightest], drawn.data[0].y[brightest]) == pytest.approx((20, 12), abs=0.1)
 
 
 # -- towers, and models of other kinds -----------------------------------------------------------------------
