@@ -143,6 +143,8 @@ def picture_section(
         coloraxis={"colorscale": SHADE, "cmin": 0, "colorbar": bar},
         margin={"t": 40 if among else 10},
     )
+    framed = any(canvas.boxes[place] is not None for canvas in canvases for place in own)
+    frame = " The frame marks the query's own patch." if framed else ""
     covers = (
         " Grey patches get none from this query in any head shown, such as those after it."
         if among and hidden.any()
@@ -154,8 +156,7 @@ def picture_section(
         contents="The pictures" if among else "The image",
         heading=f"The {'pictures' if among else 'image'}, brightened by one row of attention",
         reading="Brighter patches receive more attention from the selected query in this head, relative to the "
-        "patch that receives the most; black patches receive none. The frame marks the query's own patch."
-        f"{covers}",
+        f"patch that receives the most; black patches receive none.{frame}{covers}",
         caveat="Positions without a patch, such as [CLS] and registers, are missing from the picture; the maps "
         "below include them."
         if not among

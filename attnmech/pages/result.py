@@ -368,9 +368,10 @@ class Report(WritesHtml):
         shown = list(self.scores.layers)
         largest, residual = (float(values[shown].max()) for values in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")
+        key = "" if self.first else "key "
         return [
-            TableRow(f"{self.nouns.place}s", str(len(view.tokens))),
-            *([TableRow(f"key {self.nouns.of_keys.tokens}", str(len(view.keys)))] if view.crosses else []),
+            TableRow("rows shown" if self.first else f"{self.nouns.place}s", str(len(view.tokens))),
+            *([TableRow(f"{key}{self.nouns.of_keys.tokens}", str(len(view.keys)))] if view.crosses else []),
             TableRow("layers shown", ", ".join(map(str, view.layers))),
             TableRow("heads per layer", str(view.scores.shape[1])),
             TableRow("terms of each score", terms),
