@@ -27,9 +27,7 @@ def attention_on_pictures(
     text: int = 0,
     queries: Sequence[int] = (),
 ) -> Section | None:
-    """The attention of rows of a text (by default the last) to its pictures; None without pictures whose parts are
-    known.
-    """
+    """The attention of rows of a text (by default the last) to its pictures; None without pictures of known parts."""
     canvases = list(_canvases(batch, text)) if batch.held else []
     if not canvases:
         return None

@@ -36,9 +36,7 @@ from .terminal import KEYS, as_options, console
 
 
 class _Commands(TyperGroup):
-    """Names options in errors as commands do, and passes Ctrl-C on to `main`, which says how to resume; click would
-    only exit.
-    """
+    """Names options in errors as commands do, and passes Ctrl-C on to `main`, where click would only exit."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""

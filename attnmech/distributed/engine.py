@@ -202,9 +202,7 @@ def _put(sent: bytes) -> tuple[str, Any]:
 
 
 def _answered(calls: Sequence[Any]) -> list[bool]:
-    """Whether each worker has the model on its disk; False for a worker that has ended, to which the weights are
-    sent.
-    """
+    """Whether each worker has the model on its disk; False for one that has ended, to which the weights are sent."""
     from ray.exceptions import RayActorError
 
     from .pool import got

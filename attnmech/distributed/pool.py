@@ -106,9 +106,7 @@ class Pool:
         self._again.append(task)
 
     def run(self, feed: Feed) -> Iterator[Done]:
-        """Carries out tasks until there are none left; tasks whose worker ended are yielded too, with `deaths`
-        increased.
-        """
+        """Carries out tasks until none are left; yields those whose worker ended too, with `deaths` increased."""
         for seat in self._seats:
             self._start(seat)
         while True:

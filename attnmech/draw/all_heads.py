@@ -13,9 +13,7 @@ from .packing import pack_keys, pack_probabilities, rounding_note
 from .patterns import PROBABILITY, Array, Measure, as_array, checked_pattern, of_layers
 
 MOST_NUMBERS: Final = 40_000_000
-"""The largest number of probabilities in a view. A browser stores a byte for each; 24 layers × 16 heads × 256² are 25
-million.
-"""
+"""The most probabilities in a view, a byte each in a browser; 24 layers × 16 heads × 256² are 25 million."""
 
 READING: Final = (
     "One small map per head, one row of maps per layer; in each map, queries run down and keys across. All maps "

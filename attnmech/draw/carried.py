@@ -21,9 +21,7 @@ MOST_PLAIN: Final = 256
 """Arrays of up to this many numbers are stored unpacked."""
 
 IN_DETAIL: Final = 2
-"""An array with more than this many numbers for each query of each head is a detail, which a page of many heads holds
-for some of them.
-"""
+"""With more than this many numbers per query and head, an array is a detail, which large pages hold for some heads."""
 
 
 @dataclass
@@ -102,9 +100,7 @@ class Carried:
 
 
 def error_of(chart: Chart) -> float:
-    """Returns the largest error of a chart's numbers on a page, in their units; numbers whose ratios are preserved are
-    left out.
-    """
+    """The largest error of a chart's numbers on a page, in their units, without those whose ratios are preserved."""
     return max(
         sum(carried_error(part) for part in (column, slot.less) if part is not None and not part.logarithmic)
         for slot in chart.slots
@@ -113,9 +109,7 @@ def error_of(chart: Chart) -> float:
 
 
 def carried_error(by_choice: ByChoice) -> float:
-    """Returns the largest error of a number on a page: in its units, or as a share of the number if ratios are
-    preserved.
-    """
+    """The largest error of a number on a page: in its units, or as a share of it if ratios are preserved."""
     values = by_choice.values
     if values.dtype.kind != "f":
         return 0.0

@@ -19,9 +19,7 @@ from .text import signed as with_sign
 from .text import token_labels
 
 SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
-"""Brown below zero, blue above, light grey at zero; the colours differ in lightness, and colour-blind readers can tell
-them apart.
-"""
+"""Brown below zero, blue above, grey at zero; they also differ in lightness, for colour-blind readers."""
 
 
 def reach_of(values: Float[np.ndarray, "..."]) -> float:

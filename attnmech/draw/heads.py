@@ -52,9 +52,7 @@ class PageHeads:
     card: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """The entries of each head's card, by their labels; an empty text leaves the entry out."""
     attended: Sequence[Sequence[Mapping[str, int]]] = ()
-    """In how many of the rows shown each head attends to each token, by layer and head; empty on a page about one
-    text.
-    """
+    """In how many of the rows shown each head attends to each token, by layer and head; empty for one text."""
     order: Sequence[int] = ()
     """The heads, counted layer by layer, those that matter most first."""
 

@@ -121,9 +121,7 @@ FOCUS_NUMBERS: Final = ("self_top", "first_top", "previous_top", "concentration"
 """The fields of `FocusNumbers` that hold numbers by layer and head."""
 
 Side = Literal["query", "target"]
-"""Sides of an update, in this order: the vector added at the query, and the vector that the most attended key's value
-would write.
-"""
+"""Sides of an update, in order: what is added at the query, and what the most attended key's value would write."""
 
 
 @dataclass(frozen=True)

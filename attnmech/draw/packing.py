@@ -19,9 +19,7 @@ from .text import bound, printable
 NO_VALUE: Final = 65535
 
 MOST_LOGARITHMS: Final = 2_000_000
-"""Views of up to this many probabilities store 16 bits of each logarithm; larger views store 8 bits of each square
-root.
-"""
+"""Views of up to this many probabilities store 16 bits of each logarithm, larger ones 8 bits of each root."""
 
 
 class PackedValues(TypedDict):

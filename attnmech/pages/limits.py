@@ -9,9 +9,7 @@ MAX_TEXTS: Final = 12
 """A page shows at most this many texts."""
 
 MAX_POSITIONS: Final = 800
-"""A page shows attention over at most this many patches of an image or frames of a recording, which cannot be cut
-short.
-"""
+"""A page shows attention over at most this many patches or frames, which cannot be cut short."""
 
 MAX_WORK: Final = 1_000_000_000_000
 """Each sweep of a page takes at most this many multiplications by a weight, about 20 seconds on two cores."""
@@ -29,5 +27,4 @@ MAX_CELLS: Final = 5_500_000
 """A page shows the attention of at most this many cells; it shows only some layers of larger models."""
 
 MAX_DETAILS: Final = 140_000
-"""A page holds the scores and terms of at most this many cells; of further heads, only their attention and statistics.
-"""
+"""A page holds the scores and terms of at most this many cells; of further heads, attention and statistics."""

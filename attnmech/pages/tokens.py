@@ -36,9 +36,7 @@ class TokenPaths:
 
     @classmethod
     def reducers(cls, model: HookedModel, batch: Batch, notes: list[str], nouns: Nouns = TEXT) -> dict[str, Reducer]:
-        """Returns the reducers that measure the fields in one pass, by field name; `notes` receives what is omitted and
-        why.
-        """
+        """The reducers that measure the fields in one pass, by field; `notes` receives what is omitted and why."""
         if len(model.stacks) > 1:
             notes.append(
                 f"The path of each {nouns.token} through the layers is omitted: it is shown only for models "

@@ -34,9 +34,7 @@ _SEED: Final = 23
 
 
 def merged(source: nn.Module) -> tuple[nn.Module, str]:
-    """A model with its active adapters merged, and a suffix for its name; a module without adapters is returned
-    unchanged.
-    """
+    """A model with its active adapters merged, and a suffix for its name; other modules are returned unchanged."""
     if "peft" not in sys.modules or not (_is_wrapped(source) or any(_adapting(source))):
         return source, ""
     if _is_wrapped(source):
@@ -81,9 +79,7 @@ def base_of(folder: Path) -> str:
 
 
 def adapted(model: PreTrainedModel, folder: Path) -> nn.Module:
-    """The model with the adapter of a folder, not yet merged; raises `WeightsError` if the two do not belong
-    together.
-    """
+    """The model with a folder's adapter, not yet merged; raises `WeightsError` if the two do not belong together."""
     try:
         peft: Any = import_module("peft")
     except ImportError as error:

@@ -38,8 +38,7 @@ _LEAST_TENSOR: Final = 24
 """The minimum number of bytes that describe a tensor: lengths of its name and shape, its type and its offset."""
 
 _MOST_VALUES: Final = 2**24
-"""The arrays of a header may hold this many values: the largest vocabularies have some hundred thousand tokens and
-merges."""
+"""The arrays of a header may hold this many values; large vocabularies have some hundred thousand entries."""
 
 
 def check_header(path: Path) -> None:

@@ -95,9 +95,7 @@ class Blueprint:
         return model if model.weights_hash == self.weights else None
 
     def with_weights(self, parts: Iterable[bytes], device: torch.device) -> HookedModel:
-        """The model, with the weights that `weights_of` sent; raises `UnsupportedModelError` if the result is another
-        model.
-        """
+        """The model, with the weights of `weights_of`; raises `UnsupportedModelError` if it is another model."""
         with no_init_weights():
             original = self.kind._from_config(copy.deepcopy(self.config), dtype=self.dtype)  # type: ignore[no-untyped-call]
         original.tie_weights()

@@ -159,9 +159,7 @@ class Encoder:
         return replace(batch, target=target)
 
     def target_of(self, inputs: dict[str, Any], count: int) -> Batch:
-        """The decoder's inputs for `count` texts, removed from a mapping; by default, only the token with which it
-        starts.
-        """
+        """The decoder's inputs for `count` texts, removed from a mapping; by default, the token that starts it."""
         return self._started(self._given_target(inputs), count)
 
     def check_length(self, batch: Batch) -> None:
@@ -265,9 +263,7 @@ class Encoder:
             return unknown_texts(self.tokenizer, self.unknown, text, "text_target" if as_target else "text")
 
     def _ids_of(self, texts: list[str], as_target: bool, add_special: bool) -> list[list[int]]:
-        """The tokenizer's ids. If a text begins or ends with special tokens that the tokenizer would add there, they
-        occur once.
-        """
+        """The tokenizer's ids; special tokens with which a text begins or ends already are not added again."""
         name = "text_target" if as_target else "text"
 
         def ids(texts: list[str], add_special: bool) -> list[list[int]]:
@@ -400,9 +396,7 @@ class Encoder:
         return target
 
     def _checked(self, name: str, value: Any, ids: Tensor) -> Tensor:
-        """Checks positions or token types: they must be whole numbers of the shape of the ids, within the range of
-        their table.
-        """
+        """Checks positions or token types: whole numbers of the shape of the ids, within the range of their table."""
         numbers, limit = numbers_of(name, value), self.further[name]
         if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.shape[-1:] != ids.shape[-1:]:
             raise InputError(

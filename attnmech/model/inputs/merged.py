@@ -129,9 +129,7 @@ def joined(texts: Sequence[Merged], pad: int) -> tuple[Tensor, Tensor, dict[str,
 
 
 def is_list_of(inputs: Any, kind: Any) -> bool:
-    """Whether inputs are a list whose entries are all of one kind (texts, or token ids); an empty list counts as
-    both.
-    """
+    """Whether inputs are a list of entries of one kind (texts, or token ids); an empty list counts as both."""
     return isinstance(inputs, Sequence) and all(isinstance(entry, kind) for entry in inputs)
 
 

@@ -18,12 +18,10 @@ _OneInput: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "bat
 """Computes the input of the first block from images or spectrograms."""
 
 _CHANGE: Final = 4.0
-"""The number that is added to a line of the input: larger than any normalised pixel, so that the change shows in 16
-bits."""
+"""The number that is added to a line of the input: larger than any normalised pixel, to show in 16 bits."""
 
 _AT_MOST: Final = 0.05
-"""A change of a position up to this size, relative to its largest entry, counts as rounding: about 6 roundings of
-bfloat16."""
+"""A change up to this share of a position's largest entry counts as rounding: about 6 roundings of bfloat16."""
 
 _AT_ONCE: Final = 16
 """The number of changed inputs in one batch."""

@@ -40,8 +40,7 @@ class Place:
     column: int | None = None
     """Within the tile, or within the picture; None if its tokens form no grid."""
     box: Box | None = None
-    """Left, top, right and bottom in the user's picture, as fractions of its width and height; None without its
-    processor, and for padding."""
+    """Left, top, right, bottom as fractions of the user's picture; None without its processor, and for padding."""
     frames: tuple[int, int] | None = None
     """The first and the last frame of the sound."""
     seconds: float | None = None

@@ -42,9 +42,7 @@ class TranscriptEncoder(SoundEncoder):
         return replace(heard, target=target)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """The labels of the positions with these ids: tokens in the decoder, otherwise the times at which frames
-        begin.
-        """
+        """The labels of the positions with these ids: tokens in the decoder, elsewhere the times of frames."""
         if stack != "decoder":
             return super().position_texts(ids, stack)
         return tuple(self.text.token_texts([token])[0] for token in ids)

@@ -98,9 +98,7 @@ class CallForm:
         return tensors
 
     def rows(self, inputs: Any) -> dict[str, Tensor]:
-        """The tensors with texts as their first axis, one row per text; a tensor that all texts share has a single
-        row.
-        """
+        """The tensors with texts as their first axis, one row per text; a single row for all that texts share."""
         rows: dict[str, Tensor] = {}
         for name, value in self.tensors(inputs).items():
             axis = self.axes[name]
@@ -137,9 +135,7 @@ class CallForm:
         return args, kwargs
 
     def width(self, rows: Mapping[str, Tensor]) -> int | None:
-        """The padded length of nested tensors, which does not depend on the selected texts; None without nested
-        tensors.
-        """
+        """The padded length of nested tensors, whichever texts are selected; None without nested tensors."""
         lengths = [rows[name].shape[1] for name, axis in self.axes.items() if axis.kind == "nested"]
         return max(lengths, default=None)
 

@@ -110,9 +110,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         return WeightsError(f"{self.name_or_path} does not run on its example with noise: {first_line(error)}.")
 
     def own_attention(self, implementation: str) -> None:
-        """Sets how this copy attends: by `attend`, by torch with its weights returned ("eager"), or as the user's
-        module does.
-        """
+        """Sets how this copy attends: by `attend`, by torch with its weights returned ("eager"), or as the user's."""
         if implementation == IMPLEMENTATION:
             use_our_mha(self, self.named)
             pad_nested(self)
@@ -223,9 +221,7 @@ class EachUse(nn.Module):
 
 @contextmanager
 def counting(root: nn.Module) -> Iterator[None]:
-    """Counts the calls of shared modules in a pass; raises `UnsupportedModelError` if the number differs from
-    `example`.
-    """
+    """Counts the calls of shared modules in a pass; raises `UnsupportedModelError` if they differ from `example`'s."""
     token = _CALLS.set({})
     try:
         yield

@@ -91,9 +91,7 @@ def traced(plain: OwnModule, rows: Mapping[str, Tensor]) -> Traced:
 
 @contextmanager
 def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence[str]) -> Iterator[None]:
-    """Records every call of an attention, of the `named` modules, and of the modules `attending`, which the user
-    names.
-    """
+    """Records every call of an attention, of the `named` modules, and of those `attending`, which the user names."""
     active: list[str] = []
     products: dict[str, ProductCall] = {}
 

@@ -20,11 +20,9 @@ class Check:
     points: tuple[str, ...]
     """The points that are refused if the statement does not hold."""
     passed: bool | None
-    """Whether the statement holds; None if it does not apply to this model, or could not be tried (`detail` says
-    why)."""
+    """Whether the statement holds; None if it does not apply to this model or was not tried (`detail` says why)."""
     residual: float | None = None
-    """The largest difference found, relative to the terms of the sum (for whole passes, to the largest value of the
-    row)."""
+    """The largest difference, relative to the terms of the sum (for whole passes, to the row's largest value)."""
     tolerance: float | None = None
     """The largest residual that rounding can explain."""
     detail: str = ""

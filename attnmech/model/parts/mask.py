@@ -14,12 +14,10 @@ from ...errors import UnsupportedModelError
 Found = TypeVar("Found")
 
 _LEAST_ROWS: Final = 32
-"""Blocks have at least this many rows: smaller ones would read the keys and values of a long text from memory too
-often."""
+"""Blocks have at least this many rows: smaller ones would read the keys and values of a long text too often."""
 
 HIDDEN: Final = -1e4
-"""A number this low or lower, added to a score, hides the key: the softmax of a difference of 10⁴ is 0 in every
-precision."""
+"""A number this low, added to a score, hides the key: the softmax of a difference of 10⁴ is 0 in every precision."""
 
 
 @dataclass(frozen=True)

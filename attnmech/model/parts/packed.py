@@ -101,9 +101,7 @@ def require_movable(model: nn.Module) -> None:
 
 
 def require_unquantised(config: Any, name: str) -> None:
-    """Raises `UnsupportedModelError`, naming the method, for the config of a quantised model (GGUF is dequantised
-    instead).
-    """
+    """Raises `UnsupportedModelError`, naming the method, for a quantised model's config (GGUF is dequantised)."""
     method = _method_of(config)
     if method:
         raise UnsupportedModelError(

@@ -177,9 +177,7 @@ def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _side_by_side(table: Float[Tensor, "*one position width"]) -> tuple[Tensor, Tensor] | None:
-    """Cosine and sine from a table that has the sines of all angles before the cosines (RoFormer); None for other
-    tables.
-    """
+    """Cosine and sine from a table with the sines of all angles before the cosines (RoFormer); else None."""
     if table.ndim != 3 or table.shape[-1] % 2:
         return None
     sin, cos = table.chunk(2, dim=-1)
@@ -242,9 +240,7 @@ class Rotary:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """R, the rotation of one layer's queries and keys at each position: a form of rotation with the tables of a
-    pass.
-    """
+    """The rotation R of one layer's queries and keys at each position: a form of rotation with a pass's tables."""
 
     form: Rotary
     cos: Float[Tensor, "#batch 1 position d_table"]

@@ -198,9 +198,7 @@ class Statements(EditChecks):
             yield self._spelled_out(check)
 
     def _spelled_out(self, check: Check) -> Check:
-        """The check with the full names of its points: a whole pass concerns every stack, a layer only its own
-        stack.
-        """
+        """The check with the full names of its points: of every stack for a whole pass, of its own for a layer."""
         whole = check.name in _WHOLE
         labels = list(self.model.stacks) if whole else [self.stack.label]
         if check.name == "streams":
@@ -288,9 +286,7 @@ class Statements(EditChecks):
         return self.output(self.batch) if logits is None else logits
 
     def _implementations(self) -> Check:
-        """Compares transformers' two implementations of attention, and says which one attnmech follows if they
-        disagree.
-        """
+        """Compares transformers' two implementations of attention; where they disagree, says which one is followed."""
         statement = "eager and sdpa attention of transformers agree"
         eager = self.passes.eager
         if isinstance(eager, Exception):
@@ -416,9 +412,7 @@ class Statements(EditChecks):
         return check if further.passed else replace(further, detail=f"at {half} of a longer text: {further.detail}")
 
     def _logits(self) -> Check:
-        """Compares the logits with norm and head computed step by step, at all tokens of the short probe and some of
-        the long one.
-        """
+        """Compares the logits with norm and head, step by step, at all tokens of the short probe and some others."""
         reason = why_not_linear(self.model)
         if reason is not None:
             return Check.untried("logits", "logits = N(resid_post) W_U", f"{reason}; logit attribution is refused")
@@ -455,9 +449,7 @@ class Statements(EditChecks):
         return self.compare(MIDDLE, statement, (), ran.values[last], self.short.values[last], self.local)
 
     def _far(self) -> Check:
-        """Compares one block of each kind with its plain copy, on a text longer than windows and branches of the
-        code.
-        """
+        """Compares one block of each kind with its plain copy, on a text longer than windows and branches of code."""
         statement = "past the reach of a window, a single block returns what plain transformers returns"
         batch = far_batch(self.model, self.passes.depth.beginning)
         if batch is None:

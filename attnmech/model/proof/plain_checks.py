@@ -86,9 +86,7 @@ def same_patterns(probe: Probe) -> Check | Statement:
 
 
 def comes_through(probe: Probe, theirs: Tensor) -> Tensor:
-    """True where transformers returns numbers: in float64, padding that sees no key is NaN there and in all layers
-    above.
-    """
+    """True where transformers returns numbers: in float64, padding that sees no key is NaN from there on."""
     if probe.model.dtype != torch.float64:
         return torch.ones(theirs.shape[:2], dtype=torch.bool, device=theirs.device)
     return theirs.isfinite().all(dim=-1).all(dim=-1, keepdim=True).expand(theirs.shape[:2])

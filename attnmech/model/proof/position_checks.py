@@ -208,9 +208,7 @@ def _table(encoder: Any, attention: nn.Module, kind: str, heads: int) -> Float[T
 
 
 def _beyond_linear(probe: Probe) -> ProbeRun | None:
-    """The first layer on a text with distances that share a row; None if the probe's texts have them, or no text
-    can.
-    """
+    """The first layer on a text with distances that share a row; None if the probe has them, or no text can."""
     config, model = probe.model.config, probe.model
     if probe.plan.relative == "XLNet":
         return None

@@ -118,9 +118,7 @@ class Passes:
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """A short text and a padded one, read in all layers; longer texts, padded on both sides, read in some or all
-        layers.
-        """
+        """A short text and a padded one, read in all layers; longer ones, padded on both sides, in some or all."""
         long = None if self.batch.senses else long_batch(self.model, self.depth.long_texts)
         return (self.batch,) if long is None else (self.batch, self.encoded(long))
 
@@ -160,9 +158,7 @@ class Passes:
 
     @cached_property
     def eager(self) -> Any:
-        """The output for the short probe in transformers' eager attention, which returns patterns; or the error that it
-        raises.
-        """
+        """The output for the short probe in eager attention, which returns patterns; or the error that it raises."""
 
         def run() -> Any:
             plain = use_attention(copy_of(self.model.original), "eager", self.model.towers)

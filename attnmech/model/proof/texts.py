@@ -152,9 +152,7 @@ def each_token_changed(model: HookedModel, batch: Batch) -> Batch:
 
 
 def end_changed(model: HookedModel, batch: Batch) -> tuple[Batch, int]:
-    """The batch with other tokens in its second half (of the decoder's text, if there is one), and where that half
-    begins.
-    """
+    """The batch with other tokens in the second half of its text or its decoder's, and where that half begins."""
     written = batch if batch.target is None else batch.target
     half = written.ids.shape[1] // 2
     ids = written.ids.clone()
@@ -205,9 +203,7 @@ def _heard(encoder: TranscriptEncoder, ids: Tensor, mask: Tensor) -> dict[str, T
 
 
 def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Tensor]:
-    """If the model has global tokens: two in the first text and one in each other text, or the tokens `same` in all
-    texts.
-    """
+    """If the model has global tokens: two in the first text and one in each other, or the tokens `same` in all."""
     if not model.architecture.windows:
         return {}
     chosen = torch.zeros_like(ids)
@@ -221,9 +217,7 @@ def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Ten
 
 
 def _of_target(model: HookedModel, length: int) -> int:
-    """The length of the decoder's text for an encoder's text of this length: different, and within the decoder's
-    limit.
-    """
+    """The length of the decoder's text for an encoder's of this length: different, and within the decoder's limit."""
     limit = model.output_stack.architecture.position_limit
     return length - 2 if limit is None else min(length - 2, limit)
 

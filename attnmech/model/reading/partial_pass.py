@@ -29,8 +29,7 @@ class Ran:
     """The values of a partial pass."""
 
     streams: Mapping[int, Float[Tensor, "batch position d_model"]]
-    """The stream that enters each requested block, before hooks there; the number of blocks means the last one's
-    output."""
+    """The stream that enters each requested block, before hooks; at the number of blocks, the last one's output."""
     values: Mapping[PointKey, Tensor]
     """The requested points."""
 

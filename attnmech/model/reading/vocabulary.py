@@ -111,9 +111,7 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
 
 
 def further_of(model: HookedModel, batch: Batch) -> Float[Tensor, "#batch position d_model"]:
-    """The sum of the other embeddings at each position of a batch: positions and, if the model has them, token
-    types.
-    """
+    """The sum of the other embeddings at each position of a batch: positions and token types, if there are any."""
     ran = Blocks(model).run(batch, stop=0, captures=[(label, None) for label in model.further_embeddings])
     total = sum(ran.values[label, None] for label in model.further_embeddings)
     assert isinstance(total, Tensor)

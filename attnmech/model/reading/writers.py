@@ -57,9 +57,7 @@ def why_blocks_do_not_add(model: HookedModel) -> str | None:
 
 
 def most_writers(stack: Stack, layer: int) -> int:
-    """The maximum number of writers below a layer: five for embeddings and norms, and the heads and four more per
-    layer.
-    """
+    """The most writers below a layer: five for embeddings and norms, and the heads and four more per layer."""
     return 5 + layer * (stack.n_heads + 4)
 
 

@@ -79,8 +79,7 @@ final_norm norm; rotary rotate_halves
     positioned: bool = True
     """Whether the tensor passed as a position bias carries one (in T5's cross-attention it is all zeros)."""
     n_heads: int = 0
-    """0 if the config has the number in the usual place; the same holds for `n_kv_heads`, the heads of keys and
-    values."""
+    """0 if the config has the number in its usual place; likewise for `n_kv_heads`, the heads of keys and values."""
     n_kv_heads: int = 0
     attn_out: str = ""
     """The module whose output is added to the stream; empty if that is `out`."""
@@ -145,8 +144,7 @@ final_norm norm; rotary rotate_halves
     adapt: Callable[[nn.Module], None] | None = None
     """Makes the other changes to the base model that replacing its attention requires."""
     windows: tuple[int, ...] = ()
-    """For each layer of a model with global tokens, the number of tokens around its own that a row sees, half on each
-    side."""
+    """For each layer of a model with global tokens, how many tokens around its own a row sees, half on each side."""
     reads: Literal["tokens", "pixels", "sound", "tensors"] = "tokens"
     """What the model reads; "tensors" for a user's own module."""
     position_limit: int | None = None

@@ -98,8 +98,7 @@ def _states(own: Call, attended: Attended) -> Float[Tensor, "batch key features"
 
 
 _LENGTH: Final = 13
-"""The length of the decoder's texts; it differs from the length of the encoder's, and from any model's number of
-heads."""
+"""The length of the decoder's texts: neither that of the encoder's, nor any model's number of heads."""
 _LABELS: Final = ("encoder", "decoder", "cross")
 _SAME: Final = 1e-3
 """The largest relative distance between two tensors that differ only by rounding."""

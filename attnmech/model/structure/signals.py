@@ -38,8 +38,7 @@ class Signal:
     argument: str
     """The name of the model's input argument."""
     shape: tuple[int, ...]
-    """The shape of one input: channels, height and width of an image; the samples, or the axes of the spectrogram, of a
-    recording."""
+    """The shape of one input: channels, height and width; samples; or the axes of a spectrogram."""
 
     @property
     def reads(self) -> Kind:
