@@ -5,9 +5,9 @@ All functions take a block of rows after its softmax (`Attention`); row r of the
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,6 +32,8 @@ class DefinedRows:
     """True on the rows that define a statistic; False at padding."""
     global_count: Int[Tensor, "batch row"] | None = None
     """The number of global tokens that a row can see; None in a model without them."""
+    start: int = 0
+    """The position of the first of these rows."""
 
     @property
     def statistics(self) -> Statistics[RowStatistic]:
@@ -44,7 +46,8 @@ class DefinedRows:
         if len(blocks) == 1:
             return blocks[0]
         names = ("count", "valid", *(() if blocks[0].global_count is None else ("global_count",)))
-        return cls(blocks[0].first, *(torch.cat([getattr(block, name) for block in blocks], dim=-1) for name in names))
+        whole: dict[str, Any] = {name: torch.cat([getattr(block, name) for block in blocks], dim=-1) for name in names}
+        return replace(blocks[0], **whole)
 
 
 def defined_rows(
@@ -68,7 +71,7 @@ def defined_rows(
     sees = SeenRows.of(visible[:, 0], rows, real, first, places, last, aligned)
     statistics = STATISTICS if sees.global_count is None else WITH_GLOBAL
     valid = torch.stack([statistic.defined(sees) for statistic in statistics.values()])
-    return DefinedRows(first, sees.count, valid, sees.global_count)
+    return DefinedRows(first, sees.count, valid, sees.global_count, rows.start)
 
 
 @dataclass(frozen=True)
@@ -266,7 +269,8 @@ class FocusRows:
     @cached_property
     def place(self) -> Int[Tensor, " row"]:
         """The position of each row."""
-        return torch.arange(self.measures.key.shape[-1], device=self.measures.key.device)
+        key = self.measures.key
+        return torch.arange(self.defined.start, self.defined.start + key.shape[-1], device=key.device)
 
     @cached_property
     def before(self) -> Int[Tensor, " row"]:

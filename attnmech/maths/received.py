@@ -4,12 +4,16 @@ Formulas: docs/formulas.md#attention-focus.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .float64 import as_float64, float64_device
+
+SINK_RATE: Final = 0.3
+"""ε of Sink_k^ε: a key that receives more mean attention than this is a sink of a head in a text (Gu et al. 2024)."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,21 @@ def uniform_attention(
     seen, weights = as_float64(visible[:, 0]), as_float64(classes)
     share = weights / seen.sum(dim=-1).clamp_min(1)[:, None]
     return torch.matmul(share, seen), torch.matmul(weights, seen)
+
+
+def sink_sums(
+    received: Float[Tensor, "layer batch head key"], seen: Float[Tensor, "layer batch key"]
+) -> dict[str, Tensor]:
+    """Sums over texts: in how many each key is a sink, its mean attention α_k, and in how many some row sees it.
+
+    α_k is `received` divided by the number `seen` of rows that see key k.
+    """
+    rate = received / seen.clamp_min(1)[:, :, None]
+    return {
+        "sinks": (rate > SINK_RATE).sum(dim=1),
+        "sink_rate": rate.sum(dim=1),
+        "samples": (seen > 0).sum(dim=1),
+    }
 
 
 def _by_diagonal(

@@ -13,6 +13,13 @@ _AT_ONCE: Final = 2**18
 """The approximate number of values summed at a time, so that their float64 copies stay in the cache."""
 
 
+def by_class(
+    real: Bool[Tensor, "batch position"], special: Bool[Tensor, "batch position"], first: Bool[Tensor, "batch position"]
+) -> Bool[Tensor, "batch class position"]:
+    """The real rows in classes: those of ordinary tokens, of special tokens, and of each text's first token."""
+    return torch.stack([~special & ~first, special & ~first, first], dim=1) & real[:, None]
+
+
 def sums_by_text(
     values: Float[Tensor, "statistic *layers head batch query"], classes: Bool[Tensor, "batch class query"]
 ) -> Float[Tensor, "statistic class *layers head batch"]:

@@ -20,16 +20,13 @@ from ..maths.focus import (
     defined_rows,
     statistics_by_class,
 )
-from ..maths.received import Received, neighbours, uniform_attention
+from ..maths.received import Received, neighbours, sink_sums, uniform_attention
 from ..maths.sums_by_text import counts_by_text
 from ..model.attention.local_global import global_tokens
 from ..model.attention.observed import RowBlock
 from .reducer import HeldLayers, Reducer, Run, State
 from .row_means import RowMeans, closed, sum_of_states
 from .token_types import ROW_CLASSES, TOKEN_TYPES, row_classes, token_types
-
-SINK_RATE: Final = 0.3
-"""ε of Sink_k^ε: a key that receives more mean attention than this is a sink of a head in a text (Gu et al. 2024)."""
 
 BY_ROW: Final = (*RowMeans._BY_ROW, "top_key")
 """The entries that are kept row by row, for texts that are run together."""
@@ -156,8 +153,7 @@ class FocusSums(Reducer):
             self._add_rows(state, of_rows, layers)
         state = state | _by_token(state, run.batch.keys(run.stack.label))
         kinds = as_float64(torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)))
-        received, seen = as_float64(state["received"]), state["seen"].sum(dim=2)
-        rate = received.sum(dim=3) / seen.clamp_min(1)[:, :, None]
+        received = as_float64(state["received"])
         sums = {
             "sums": state["sums"],
             "counts": state["counts"],
@@ -168,10 +164,7 @@ class FocusSums(Reducer):
             "seen": torch.einsum("ltck->clk", state["seen"]),
             "by_type": torch.einsum("lthck,tky->clhy", received, kinds),
             "uniform_by_type": torch.einsum("ltck,tky->cly", state["uniform"], kinds),
-            "sinks": (rate > SINK_RATE).sum(dim=1).long(),
-            "sink_rate": rate.sum(dim=1),
-            "samples": (seen > 0).sum(dim=1),
-        }
+        } | sink_sums(received.sum(dim=3), state["seen"].sum(dim=2))
         kept = {} if run.corpus else {name: state[name] for name in BY_ROW}
         return closed(sums | kept, run)
 

@@ -1,6 +1,6 @@
 """Computes means over the rows of some texts, for each layer and head, with intervals over the texts.
 
-A method sums the statistics of its rows by text (or, for many texts, by groups of texts, as in `groups.py`) and by the
+A method sums the statistics of its rows by text (or, for many texts, by groups of texts, as in `maths/groups.py`) and by the
 class of the row, so memory does not grow with the corpus.
 """
 
@@ -18,12 +18,12 @@ from ..basics.arguments import dense, flag, option, shown
 from ..basics.fields import check_rows
 from ..draw.section import Section
 from ..errors import InputError, MissingPointError
+from ..maths.groups import FIRST, by_group, distinct_texts, joined
 from ..maths.intervals import TextMeans, difference
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..results.by_layer import shared_layers
 from ..results.quantity import Places
 from ..results.table import TextResult
-from .groups import FIRST, by_group, distinct_texts, joined
 from .reducer import Run, Source, State
 from .states import on_cpu, summed_to_longer
 from .summed import Summed

@@ -13,12 +13,12 @@ from ..basics.arguments import shown
 from ..basics.fields import check_entries
 from ..basics.nouns import counted
 from ..errors import InputError
+from ..maths.groups import distinct_texts
 from ..maths.intervals import TextMeans
 from ..results.by_layer import OfLayers
 from ..results.provenance import Provenance
 from ..results.sentences import interval_note
 from ..results.table import Table, WithQuantities
-from .groups import distinct_texts
 from .reducer import Source, State
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..batch import Batch
+from ..maths.sums_by_text import by_class
 from ..model.parts.pieces import characters_of
 
 TOKEN_TYPES: Final = (
@@ -90,8 +91,8 @@ ROW_CLASSES: Final = ("ordinary", "special", "first")
 
 def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
     """For each class in `ROW_CLASSES`, True at the real tokens that belong to it; padding belongs to none."""
-    known, first = batch.is_special, batch.first
+    first = batch.first
     if batch.texts_of is None and batch.ids.shape[1] == 1:
         # A module that pools has a single query, which is not the beginning of a text.
         first = torch.zeros_like(first)
-    return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]
+    return by_class(batch.mask, batch.is_special, first)

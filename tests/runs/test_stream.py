@@ -311,7 +311,7 @@ def test_a_corpus_is_its_documents_together() -> None:
 
 def test_nothing_of_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass stores no batches, and beyond the maximum of groups nothing that grows with the number of documents."""
-    monkeypatch.setattr("attnmech.runs.groups.GROUPS", 4)
+    monkeypatch.setattr("attnmech.maths.groups.GROUPS", 4)
     hooked = models.hooked("bloom")
     alive: list[weakref.ref[Any]] = []
     together: list[int] = []

@@ -12,12 +12,12 @@ from torch import Tensor
 from ...basics.arguments import optional_flag
 from ...errors import InputError
 from ...maths.float64 import as_float64, float64_device
+from ...maths.groups import by_group, joined
 from ...maths.statistic import Statistic, Statistics
 from ...model.attention.observed import LayerEnd
 from ...model.reading.vocabulary import Vocabulary, further_of, require_positions, vocabulary_of
 from ...model.run.hooked import HookedModel
 from ...model.stack.stack import Stack
-from ...runs.groups import by_group, joined
 from ...runs.reducer import Reducer, Run, State
 from .formulas import SIMILARITIES, Scan, churn, directions, sum_over_pairs
 from .word_types import FUNCTION_WORDS, ORDINARY, WORD_TYPES, word_types

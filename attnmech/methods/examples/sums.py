@@ -12,13 +12,13 @@ from torch.nn.functional import pad
 from ...basics.arguments import shown
 from ...errors import InputError
 from ...maths.flow import value_norms
+from ...maths.groups import by_group, joined
 from ...maths.scores import product_by_head
 from ...maths.updates import Writer
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.reading.unembedding import unembedding_of
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import output_weights
-from ...runs.groups import by_group, joined
 from ...runs.identity import digest_of
 from ...runs.reducer import Reducer, Run, State
 from .formulas import NO_HASH, highest_keys, row_hashes, strongest_of_groups, strongest_of_halves

@@ -25,13 +25,13 @@ from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...maths.copies import copies_of
+from ...maths.groups import by_group, joined
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import table_of
 from ...results.provenance import Provenance
 from ...results.sentences import PALE, for_map, interval_note, interval_of
 from ...results.table import AgainstBaseline, framed
-from ...runs.groups import by_group, joined
 from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text
 

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from ...batch import Batch
 from ...maths.float64 import as_float64, float64_device
+from ...maths.groups import by_group, joined
 from ...maths.received import received_by_distance
 from ...maths.scores import ScoreParts, product_by_head
 from ...maths.softmax import Top, softmax_of
@@ -22,7 +23,6 @@ from ...model.reading.unembedding import Unembedding, unembedding_of, why_not_li
 from ...model.stack.block import attention_scale
 from ...model.stack.centring import centred
 from ...model.stack.ledger import ledger_of_block
-from ...runs.groups import by_group, joined
 from ...runs.reducer import Reducer, Run, State
 from ...runs.token_types import ROW_CLASSES, TOKEN_TYPES, row_classes, token_types
 from .formulas import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets

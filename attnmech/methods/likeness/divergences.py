@@ -23,9 +23,9 @@ from torch import Tensor
 from ...errors import InputError
 from ...maths.divergence import among_heads, between_heads
 from ...maths.float64 import as_float64, put
+from ...maths.groups import GROUPS, by_group, joined
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.attention.observed import RowBlock
-from ...runs.groups import GROUPS, by_group, joined
 from ...runs.reducer import Reducer, Run, State
 from ...runs.token_types import ROW_CLASSES, row_classes
 

@@ -25,6 +25,7 @@ from ...errors import InputError
 from ...maths.float64 import as_float64, put
 from ...maths.focus import STATISTICS as OF_FOCUS
 from ...maths.focus import FocusStatistics, collapse_class
+from ...maths.groups import by_group, joined
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...maths.outliers import critical_score, robust_scores, spread_of
 from ...maths.statistic import Statistic, Statistics
@@ -37,7 +38,6 @@ from ...results.by_layer import table_of
 from ...results.quantity import Places
 from ...results.table import framed
 from ...runs.focus_sums import FocusSums
-from ...runs.groups import by_group, joined
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.stream import stream

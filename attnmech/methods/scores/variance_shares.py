@@ -20,6 +20,7 @@ from ...draw.section import Section
 from ...draw.style import term_style
 from ...draw.text import percent
 from ...maths.float64 import as_float64, put
+from ...maths.groups import FIRST
 from ...maths.ranks import rank_correlation
 from ...maths.statistic import Statistic, Statistics
 from ...maths.variance_shares import row_covariances
@@ -28,7 +29,6 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, require_means_of
 from ...results.mean_qk import MeanQK
-from ...runs.groups import FIRST
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.row_means import RowMeans, closed, of_groups, sum_of_states

@@ -12,9 +12,9 @@ from torch import Tensor
 from ...basics.arguments import flag, option, whole_number
 from ...errors import InputError
 from ...maths.float64 import as_float64, put
+from ...maths.groups import by_group, joined
 from ...maths.received import received_by_distance
 from ...model.attention.observed import RowBlock
-from ...runs.groups import by_group, joined
 from ...runs.reducer import Reducer, Run, State
 from .formulas import ByDistance, by_lag, peakedness, received_by_segment, receivers
 from .segmentation import KINDS, Segmented, Segments

@@ -27,6 +27,7 @@ from ...draw.numbers import UpdateNumbers
 from ...draw.section import Section
 from ...draw.text import percent, signed
 from ...errors import InputError
+from ...maths.groups import FIRST
 from ...maths.intervals import TextMeans
 from ...maths.statistic import Statistic
 from ...maths.update_statistics import STATISTICS, UpdateStatistics
@@ -36,7 +37,6 @@ from ...model.reading.unembedding import unembedding_of
 from ...model.run.hooked import HookedModel, require_model
 from ...results.quantity import Places, Quantity
 from ...runs.answers import Answers, answer_ids
-from ...runs.groups import FIRST
 from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.row_means import RowMeans

@@ -9,10 +9,10 @@ import torch
 from models import hooked, inputs_of
 
 import attnmech as am
+from attnmech.maths.groups import GROUPS, by_group, joined
 from attnmech.maths.intervals import TextMeans
 from attnmech.results.sentences import about_largest
 from attnmech.runs import reducer
-from attnmech.runs.groups import GROUPS, by_group, joined
 from attnmech.runs.reducer import HeldLayers
 
 SUMMED = ("sums", "counts")
