@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,3 +64,11 @@ def message_of(call: Callable[[], Any], error: type[Exception] = InputError) -> 
     assert isinstance(caught.value, am.AttnmechError)
     assert message and "\n" not in message
     return message
+
+
+def refuses(
+    message: str, call: Callable[..., Any], *given: Any, error: type[Exception] = InputError, **options: Any
+) -> None:
+    """Asserts that a call raises an error of attnmech, in one line that this pattern matches."""
+    said = message_of(lambda: call(*given, **options), error)
+    assert re.search(message, said), said

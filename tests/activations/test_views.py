@@ -11,6 +11,7 @@ import models
 import numpy as np
 import pytest
 import torch
+from comparing import refuses
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformer_lens import ActivationCache
@@ -129,8 +130,7 @@ def test_cross_attention_has_two_lists_of_tokens_and_no_square_map() -> None:
     assert (len(view.data["queries"]), len(view.data["keys"])) == acts["cross.pattern", 0].shape[-2:]
     assert acts.show("cross.pattern").kind == "model"
     assert acts.show("cross.pattern", layer=0, head=1).kind == "model"
-    with pytest.raises(InputError, match="for cross-attention use"):
-        acts.show("cross.pattern", layer=0, view="attention_heads")
+    refuses("for cross-attention use", acts.show, "cross.pattern", layer=0, view="attention_heads")
     assert len(props(acts.show("encoder.z", layer=0))["tokens"][0]) == acts["encoder.z", 0].shape[1]
 
 
@@ -261,13 +261,11 @@ def test_what_cannot_be_a_cache_is_refused() -> None:
     model, ids = models.hooked("bert"), models.token_ids("bert")
     acts = model.run(ids, points=["scores", "resid_mid"])
     says = "no hook with the same value for any point of this run, which holds: scores 0-1, resid_mid 0-1"
-    with pytest.raises(am.errors.InputError, match=re.escape(says)):
-        acts.to_cache()
+    refuses(re.escape(says), acts.to_cache, error=am.errors.InputError)
     with pytest.raises(am.errors.InputError, match=r"must be a TransformerBridge, such as model\.bridge, or None"):
         model.run(ids).to_cache(model)
     seq2seq = models.hooked("t5").run(models.inputs_of("t5"), points=["cross.pattern"])
-    with pytest.raises(am.errors.InputError, match=re.escape("On this model these points have one: none.")):
-        seq2seq.to_cache()
+    refuses(re.escape("On this model these points have one: none."), seq2seq.to_cache, error=am.errors.InputError)
 
 
 def test_a_table_has_every_number_but_padding(tmp_path: Path) -> None:
@@ -286,8 +284,7 @@ def test_a_table_has_every_number_but_padding(tmp_path: Path) -> None:
     assert model.run(inputs, points=["z"]).to_frame().columns.to_list() == [
         "point", "layer", "batch", "position", "head", "d_head", "value",
     ]  # fmt: skip
-    with pytest.raises(InputError, match="this run captured no point"):
-        replace(acts, values={}).to_frame()
+    refuses("this run captured no point", replace(acts, values={}).to_frame)
 
 
 def test_points_are_saved_under_their_names(tmp_path: Path) -> None:
@@ -298,7 +295,5 @@ def test_points_are_saved_under_their_names(tmp_path: Path) -> None:
     assert torch.equal(saved["pattern.3"], acts["pattern", 3]) and torch.equal(saved["logits"], acts.logits)
     with safe_open(path, framework="pt") as file:
         assert json.loads(file.metadata()["attnmech"])["tokens"] == [list(acts.tokens[0])]
-    with pytest.raises(InputError, match=r"holds Activations, not a .* with safetensors\.torch\.load_file"):
-        am.load_result(path)
-    with pytest.raises(OutputError, match=r"must end in \.safetensors; got acts\.pt"):
-        acts.save(tmp_path / "acts.pt")
+    refuses(r"holds Activations, not a .* with safetensors\.torch\.load_file", am.load_result, path)
+    refuses(r"must end in \.safetensors; got acts\.pt", acts.save, tmp_path / "acts.pt", error=OutputError)

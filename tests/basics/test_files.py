@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from comparing import refuses
 from safetensors.torch import save_file
 
 import attnmech as am
@@ -58,10 +59,8 @@ def test_links_stay_links(tmp_path: Path) -> None:
     lost, loop = tmp_path / "lost", tmp_path / "loop"
     lost.symlink_to("nowhere/file")
     loop.symlink_to("loop")
-    with pytest.raises(OutputError, match=r"cannot write .*lost: there is no folder .*nowhere"):
-        put(lost, "")
-    with pytest.raises(OutputError, match=r"loop.* cannot be used: Too many levels of symbolic links"):
-        put(loop, "")
+    refuses(r"cannot write .*lost: there is no folder .*nowhere", put, lost, "", error=OutputError)
+    refuses(r"loop.* cannot be used: Too many levels of symbolic links", put, loop, "", error=OutputError)
 
 
 def test_permissions_stay_and_new_files_have_the_usual_ones(tmp_path: Path) -> None:
@@ -83,8 +82,7 @@ def test_a_file_without_write_permission_is_refused(tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.write_text("kept")
     held.chmod(0o444)
-    with pytest.raises(OutputError, match=r"cannot write .*held: Permission denied"):
-        put(held, "new")
+    refuses(r"cannot write .*held: Permission denied", put, held, "new", error=OutputError)
     assert held.read_text() == "kept"
 
 
@@ -110,8 +108,7 @@ def test_what_is_no_regular_file_is_left_alone(odd: dict[str, Path], tmp_path: P
     assert {path: path.lstat().st_mode for path in odd.values()} == before
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode) and len(list(tmp_path.iterdir())) == 3
     for path, message in ((tmp_path, "it is a folder"), (tmp_path / "pipe" / "page", "there is no folder")):
-        with pytest.raises(OutputError, match=message):
-            put(path, "")
+        refuses(message, put, path, "", error=OutputError)
 
 
 def test_folders_are_made_for_a_block_that_succeeds(tmp_path: Path) -> None:
@@ -120,8 +117,7 @@ def test_folders_are_made_for_a_block_that_succeeds(tmp_path: Path) -> None:
             assert (tmp_path / "new" / "more").is_dir()
             raise OutputError("full")
 
-    with pytest.raises(OutputError, match="full"):
-        fail()
+    refuses("full", fail, error=OutputError)
     assert list(tmp_path.iterdir()) == []
     with making(tmp_path / "new" / "more"):
         (tmp_path / "new" / "file").touch()
@@ -179,8 +175,7 @@ def test_what_cannot_be_moved_into_place_is_an_output_error(tmp_path: Path, monk
         raise OSError(16, "Device or resource busy")
 
     monkeypatch.setattr(Path, "replace", busy)
-    with pytest.raises(OutputError, match=r"cannot write .*page: Device or resource busy"):
-        put(target, "new")
+    refuses(r"cannot write .*page: Device or resource busy", put, target, "new", error=OutputError)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,6 +20,7 @@ import httpx2
 import models
 import pandas as pd
 import pytest
+from comparing import refuses
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
@@ -32,7 +33,6 @@ from attnmech.cli.agents.allowed import Folders, Models
 from attnmech.cli.agents.server import server_of
 from attnmech.cli.agents.tools import MAX_ANSWER, Tools
 from attnmech.demo.text import documents
-from attnmech.errors import InputError
 
 from .conftest import Command
 
@@ -341,12 +341,9 @@ def test_folders_decide_by_where_links_lead(folder: Path) -> None:
         if name == "~/x":
             assert folders.file(name) == folder / "~" / "x"  # no shell expands it
             continue
-        with pytest.raises(InputError, match=r"files must be in|null character|is not a path|cannot be used"):
-            folders.file(name)
-    with pytest.raises(InputError, match="start the server with --folder"):
-        Folders([]).file("corpus.txt")
-    with pytest.raises(InputError, match="--folder must name a folder"):
-        Folders([folder / "corpus.txt"])
+        refuses(r"files must be in|null character|is not a path|cannot be used", folders.file, name)
+    refuses("start the server with --folder", Folders([]).file, "corpus.txt")
+    refuses("--folder must name a folder", Folders, [folder / "corpus.txt"])
 
 
 def test_every_argument_is_described_and_bounded(folder: Path) -> None:

@@ -20,11 +20,12 @@ from typing import Any
 import models
 import pytest
 import torch
+from comparing import refuses
 from counting import TEXTS, Lengths, Poisoned, Slow, State
 
 import attnmech as am
 from attnmech.distributed import cluster
-from attnmech.errors import EngineError, InputError, ReducerError
+from attnmech.errors import EngineError, ReducerError
 from attnmech.runs import corpus as corpus_module
 from attnmech.runs import stream as stream_module
 from attnmech.runs.journal import Journal
@@ -176,11 +177,9 @@ def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Pat
     counted = two.reading(corpus)
     assert list(counted) == TEXTS
     (tmp_path / "b" / "c.txt").write_text("shorter")
-    with pytest.raises(InputError, match="120 documents were counted, and 51 read: a file has changed"):
-        list(counted)
+    refuses("120 documents were counted, and 51 read: a file has changed", list, counted)
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"words": 1}\n')
-    with pytest.raises(InputError, match=r'a\.jsonl, line 2 has no "text"'):
-        am.attention_focus(demo, corpus, engine=two)
+    refuses(r'a\.jsonl, line 2 has no "text"', am.attention_focus, demo, corpus, engine=two)
 
 
 # -- what a user's code does wrong ---------------------------------------------------------------------------
@@ -316,12 +315,9 @@ def test_an_interrupted_run_ends_its_workers_and_resumes(demo: am.HookedModel, t
 
 
 def test_clusters_that_are_not_there(monkeypatch: pytest.MonkeyPatch, demo: am.HookedModel) -> None:
-    with pytest.raises(InputError, match=r'`engine` must be "local" or an am\.Ray'):
-        am.attention_focus(demo, iter(TEXTS), engine="ray")
-    with pytest.raises(InputError, match='`address` must be "auto", "host:port"'):
-        am.Ray("nowhere")
-    with pytest.raises(InputError, match="`workers` must be"):
-        am.Ray(workers=0)
+    refuses(r'`engine` must be "local" or an am\.Ray', am.attention_focus, demo, iter(TEXTS), engine="ray")
+    refuses('`address` must be "auto", "host:port"', am.Ray, "nowhere")
+    refuses("`workers` must be", am.Ray, workers=0)
     monkeypatch.setattr(cluster.imported(), "is_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: "/nowhere")

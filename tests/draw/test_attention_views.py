@@ -9,6 +9,7 @@ import models
 import numpy as np
 import pytest
 import torch
+from comparing import refuses
 from transformer_lens import ActivationCache
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
@@ -16,7 +17,6 @@ import attnmech as am
 from attnmech.draw import model_view, sentence_view, token_graph
 from attnmech.draw.embed import View
 from attnmech.draw.patterns import checked_pattern
-from attnmech.errors import InputError
 
 
 @functools.cache
@@ -122,8 +122,7 @@ def test_what_cannot_be_drawn(cache: Any, tokens: Any, options: dict[str, Any], 
 
 def test_a_run_brings_its_tokens() -> None:
     acts = models.hooked("gpt2").run(models.token_ids("gpt2"), points=["pattern"])
-    with pytest.raises(am.errors.InputError, match="omit `tokens`"):
-        am.draw.attention(acts, ["a"])
+    refuses("omit `tokens`", am.draw.attention, acts, ["a"], error=am.errors.InputError)
 
 
 # -- what every view checks ------------------------------------------------------------------------------------
@@ -152,8 +151,7 @@ def test_probabilities_of_any_precision_pass() -> None:
 
 def test_a_sink_takes_the_rest_of_a_row_and_adds_nothing() -> None:
     check(GOOD * 0.7, whole=False)
-    with pytest.raises(InputError, match=r"layer 1, head 2, query 1 sums to 1\.02\.$"):
-        check(with_a_row(1.02), whole=False)
+    refuses(r"layer 1, head 2, query 1 sums to 1\.02\.$", check, with_a_row(1.02), whole=False)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +169,7 @@ def test_a_sink_takes_the_rest_of_a_row_and_adds_nothing() -> None:
     ],
 )
 def test_what_is_no_pattern_of_these_tokens(pattern: np.ndarray, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        check(pattern)
+    refuses(message, check, pattern)
 
 
 @pytest.mark.parametrize("view", [model_view, sentence_view, token_graph])
@@ -192,6 +189,5 @@ def test_every_view_checks_its_pattern_its_layers_and_its_head(view: Callable[..
     ]
     given = {"pattern": GOOD, "tokens": TOKENS, "layers": [0, 1]}
     for changes, message in wrong:
-        with pytest.raises(InputError, match=message):
-            view(**(given | changes))
+        refuses(message, view, **given | changes)
     assert view(**(given | {"pattern": GOOD / 2}), sums_to_one=False).data["heads"] == 4

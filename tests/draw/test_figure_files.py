@@ -12,13 +12,14 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from browser import CHROMIUM
+from comparing import refuses
 from PIL import Image
 
 from attnmech import draw
 from attnmech.draw import embed, figure_files
 from attnmech.draw.figure_files import _on_paper
 from attnmech.draw.head_maps import SIGNED_COLOURS
-from attnmech.errors import InputError, OutputError
+from attnmech.errors import OutputError
 
 HOSTILE = "</title><script>window.owned=1</script> & <b>layer 2</b>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -128,10 +129,8 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = tmp_path / "map.pdf"
     with pytest.raises(OutputError, match=r"saved as \.pdf, \.png, \.svg; got map\.jpg"):
         draw.save_figure(drawn(), tmp_path / "map.jpg")
-    with pytest.raises(InputError, match="`size` must be one of column, double, slide; got 'poster'"):
-        draw.save_figure(drawn(), path, size="poster")
-    with pytest.raises(OutputError, match="there is no folder"):
-        draw.save_figure(drawn(), tmp_path / "none" / "map.pdf")
+    refuses("`size` must be one of column, double, slide; got 'poster'", draw.save_figure, drawn(), path, size="poster")
+    refuses("there is no folder", draw.save_figure, drawn(), tmp_path / "none" / "map.pdf", error=OutputError)
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
     with pytest.raises(OutputError, match=r"BROWSER_PATH must name a browser executable .*; got .*no-browser"):
         draw.save_figure(drawn(), path)
@@ -162,8 +161,7 @@ def test_where_there_is_no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("playwright")
     monkeypatch.setattr(figure_files, "NAMES", ())
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path / "none"))
-    with pytest.raises(OutputError, match="install Chromium or Chrome"):
-        draw.save_figure(drawn(), tmp_path / "map.pdf")
+    refuses("install Chromium or Chrome", draw.save_figure, drawn(), tmp_path / "map.pdf", error=OutputError)
 
 
 @pytest.mark.browser
@@ -172,7 +170,6 @@ def test_a_browser_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     path = tmp_path / "map.svg"
     path.write_text("old")
     monkeypatch.setenv("BROWSER_PATH", "/bin/false")
-    with pytest.raises(OutputError, match="the browser /bin/false failed"):
-        draw.save_figure(drawn(), path)
+    refuses("the browser /bin/false failed", draw.save_figure, drawn(), path, error=OutputError)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from comparing import refuses
 from torch import nn
 
 from attnmech import draw
@@ -48,14 +49,10 @@ def test_all_heads_and_the_graph() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(InputError, match=re.escape("`weights` must have the axes [query key]; got the shape (2, 3, 5")):
-        heatmap(weights())
-    with pytest.raises(InputError, match=re.escape("average_attn_weights=False")):
-        heatmaps(weights()[0, 0])
-    with pytest.raises(InputError, match="one query for each of the 2 tokens; got 5"):
-        heatmap(weights()[0, 0], NAMES[:2])
-    with pytest.raises(InputError, match="must hold probabilities"):
-        edges(torch.randn(5, 5))
+    refuses(re.escape("`weights` must have the axes [query key]; got the shape (2, 3, 5"), heatmap, weights())
+    refuses(re.escape("average_attn_weights=False"), heatmaps, weights()[0, 0])
+    refuses("one query for each of the 2 tokens; got 5", heatmap, weights()[0, 0], NAMES[:2])
+    refuses("must hold probabilities", edges, torch.randn(5, 5))
 
 
 # -- maps of layers and heads ----------------------------------------------------------------------------------
@@ -95,9 +92,7 @@ def test_a_table_with_a_row_for_each_head() -> None:
 
 
 def test_what_is_no_map() -> None:
-    with pytest.raises(InputError, match=r"must be \[layer head\] of 2 layers; got the shapes \(2, 3, 4\)"):
-        draw.effect_map(np.zeros((2, 3, 4)))
+    refuses(r"must be \[layer head\] of 2 layers; got the shapes \(2, 3, 4\)", draw.effect_map, np.zeros((2, 3, 4)))
     with pytest.raises(InputError, match=r"one column of values; its value columns are a, b"):
         draw.effect_map(pd.DataFrame({"layer": [0], "head": [0], "a": [1.0], "b": [2.0]}))
-    with pytest.raises(InputError, match="got duplicates"):
-        draw.effect_map(pd.DataFrame({"layer": [0, 0], "head": [1, 1], "a": [1.0, 2.0]}))
+    refuses("got duplicates", draw.effect_map, pd.DataFrame({"layer": [0, 0], "head": [1, 1], "a": [1.0, 2.0]}))

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparing import refuses
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attnmech.errors import InputError, OutputError
+from attnmech.errors import OutputError
 from attnmech.interventions import Intervention, Values
 from attnmech.interventions.edits import EDITS, Cut, Replace, Scale, Zero, ZeroValues
 
@@ -157,8 +158,7 @@ def test_saved_and_loaded(intervention: Intervention, tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no file"):
-        Intervention.load(tmp_path / "none")
+    refuses("there is no file", Intervention.load, tmp_path / "none")
     with pytest.raises(OutputError, match="there is no folder"):
         Intervention.zero("all").save(tmp_path / "none" / "change.safetensors")
     text = tmp_path / "text"
@@ -174,8 +174,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         header = json.dumps(whole | wrong)
         save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": header})
     for path in (text, foreign, other, *(broken.with_suffix(f".{number}") for number in range(3))):
-        with pytest.raises(InputError, match=f"{path.name} does not hold an intervention"):
-            Intervention.load(path)
+        refuses(f"{path.name} does not hold an intervention", Intervention.load, path)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------
@@ -239,8 +238,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("make", "said"), WRONG)
 def test_what_is_refused(make: Callable[[], Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        make()
+    refuses(said, make)
 
 
 def test_values_do_not_change_when_the_mapping_does() -> None:

@@ -1,10 +1,12 @@
 """Circuits are values: they combine, compare, save and load."""
 
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from comparing import refuses
 
 from attnmech import Circuit
 from attnmech.errors import InputError
@@ -27,8 +29,7 @@ def test_circuits_combine() -> None:
     assert one - other == Circuit(edges=EDGES[:2]) and len(one - one) == 0
     assert Circuit(nodes=("L1H0", "L0 MLP")) - Circuit(nodes=("L1H0",)) == Circuit(nodes=("L0 MLP",))
     for wrong in (Circuit(nodes=("L0H3",)), {"L0H3"}):
-        with pytest.raises(InputError, match="a circuit of edges can be combined with another circuit of edges; got"):
-            one | wrong
+        refuses("a circuit of edges can be combined with another circuit of edges; got", operator.or_, one, wrong)
 
 
 def test_circuits_save_and_load(tmp_path: Path) -> None:
@@ -40,14 +41,12 @@ def test_circuits_save_and_load(tmp_path: Path) -> None:
     (tmp_path / "by_hand.json").write_text(json.dumps(content))
     assert Circuit.load(tmp_path / "by_hand.json") == Circuit(edges=EDGES[:1])
     (tmp_path / "one.json").write_text((tmp_path / "one.json").read_text().replace("L0H3 v", "L0H2 v"))
-    with pytest.raises(InputError, match=r"one.json .*its content does not match its digest"):
-        Circuit.load(tmp_path / "one.json")
+    refuses(r"one.json .*its content does not match its digest", Circuit.load, tmp_path / "one.json")
     for content in ("{", "[]", '{"nodes": 3}', '{"heads": []}', '{"edges": [["L0H3"]]}', '{"nodes": [], "edges": []}'):
         (tmp_path / "wrong.json").write_text(content)
         with pytest.raises(InputError):
             Circuit.load(tmp_path / "wrong.json")
-    with pytest.raises(InputError, match=r"missing.json is not a valid file of a circuit"):
-        Circuit.load(tmp_path / "missing.json")
+    refuses(r"missing.json is not a valid file of a circuit", Circuit.load, tmp_path / "missing.json")
 
 
 @pytest.mark.parametrize(
@@ -64,8 +63,7 @@ def test_circuits_save_and_load(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_names(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Circuit(**given)
+    refuses(message, Circuit, **given)
 
 
 def test_a_circuit_of_nodes_has_all_edges_between_them() -> None:

@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 import models
 import numpy as np
 import pytest
+from comparing import refuses
 
 import attnmech as am
-from attnmech.errors import InputError, OutputError
+from attnmech.errors import OutputError
 from attnmech.maths.focus import STATISTICS
 
 
@@ -35,10 +36,8 @@ def test_any_statistic_of_where_heads_look_is_a_map(focus: am.results.AttentionF
 def test_a_chosen_head_has_a_frame(focus: am.results.AttentionFocus) -> None:
     (frame,) = focus.plot("previous_top", layer=1, head=2).layout.shapes
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (1.5, 2.5, 0.5, 1.5)
-    with pytest.raises(InputError, match="`head` must be from 0 to"):
-        focus.plot("previous_top", layer=1, head=99)
-    with pytest.raises(InputError, match=r"`figure` must be one of self_focus, first_focus, .*previous_top.*; got 'x'"):
-        focus.plot("x")
+    refuses("`head` must be from 0 to", focus.plot, "previous_top", layer=1, head=99)
+    refuses(r"`figure` must be one of self_focus, first_focus, .*previous_top.*; got 'x'", focus.plot, "x")
 
 
 def test_any_statistic_of_what_heads_write_is_a_map(updates: am.results.ResidualUpdates) -> None:
@@ -71,8 +70,7 @@ def test_a_view_knows_its_model() -> None:
 
 def test_what_has_no_figure_or_no_such_file(focus: am.results.AttentionFocus, tmp_path: Path) -> None:
     means = am.mean_qk(models.hooked("bloom"), iter([models.token_ids("bloom")]))
-    with pytest.raises(InputError, match="MeanQK has no figure"):
-        means.save_figure(tmp_path / "a.pdf")
+    refuses("MeanQK has no figure", means.save_figure, tmp_path / "a.pdf")
     with pytest.raises(OutputError, match=r"saved as \.pdf, \.png, \.svg; got a\.gif"):
         focus.save_figure(tmp_path / "a.gif", "no such figure")
 

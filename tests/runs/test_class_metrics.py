@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from by_hand import z_changed, zeroed
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -112,8 +113,7 @@ def test_importance_of_every_metric_with_a_gradient(kind: str) -> None:
                     values.append(float(expected(plain(ids[None]).logits[0], number)))
             assert float(found.per_text[1, 1, number]) == pytest.approx((values[1] - values[0]) / 2e-5, abs=1e-7)
     for metric, said in (("accuracy", 'metric="accuracy" is a step function'), ("kl", "its gradient there is 0")):
-        with pytest.raises(InputError, match=f"{said}.*cross_entropy"):
-            am.head_importance(model, iter(IDS), metric=metric, answers=LABELS)
+        refuses(f"{said}.*cross_entropy", am.head_importance, model, iter(IDS), metric=metric, answers=LABELS)
 
     def whole(logits: Tensor, batch: Batch) -> Tensor:
         return logits.argmax(dim=-1).double()
@@ -129,10 +129,8 @@ def test_what_classes_may_be_is_said() -> None:
         (torch.tensor([0.5, 1.0, 2.0]), r"class numbers \[3\] for an output \[3, 5\]"),
         ([2, 0], "a row for each of the 3 texts"),
     ):
-        with pytest.raises(InputError, match=said):
-            am.ablate_heads(model, torch.stack([IDS[1]] * 3), metric="cross_entropy", answers=answers)
-    with pytest.raises(InputError, match=r"`metric` of a classifier must be one of .*'cross_entropy'.*'kl'"):
-        am.ablate_heads(model, iter(IDS))
+        refuses(said, am.ablate_heads, model, torch.stack([IDS[1]] * 3), metric="cross_entropy", answers=answers)
+    refuses(r"`metric` of a classifier must be one of .*'cross_entropy'.*'kl'", am.ablate_heads, model, iter(IDS))
     with pytest.raises(InputError, match="a classifier does not predict tokens"):
         am.ablate_heads(model, iter(IDS), metric="accuracy", answers=LABELS, against=LABELS)
     with pytest.raises(InputError, match="has no head that predicts either"):

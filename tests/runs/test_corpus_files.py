@@ -9,6 +9,7 @@ import models
 import pyarrow as pa
 import pytest
 import torch
+from comparing import refuses
 from pyarrow import parquet
 
 import attnmech as am
@@ -49,15 +50,11 @@ def test_results_are_those_of_the_texts(folder: Path) -> None:
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "none", f"file://{tmp_path}/none"):
-        with pytest.raises(InputError, match=r"there is no file .*none"):
-            am.CorpusFiles(path)
-    with pytest.raises(InputError, match="with at least one file"):
-        am.CorpusFiles(tmp_path)
-    with pytest.raises(InputError, match="foo://bucket/x cannot be reached"):
-        am.CorpusFiles("foo://bucket/x")
+        refuses(r"there is no file .*none", am.CorpusFiles, path)
+    refuses("with at least one file", am.CorpusFiles, tmp_path)
+    refuses("foo://bucket/x cannot be reached", am.CorpusFiles, "foo://bucket/x")
     (tmp_path / "a.jsonl").write_text('{"words": 1}')
-    with pytest.raises(InputError, match=r'a\.jsonl, line 1 has no "text"'):
-        list(am.CorpusFiles(f"file://{tmp_path}"))
+    refuses(r'a\.jsonl, line 1 has no "text"', list, am.CorpusFiles(f"file://{tmp_path}"))
 
 
 # -- records ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import models
 import pytest
 import torch
 from centred import F32, F64, LENGTHS, close, documents
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -72,20 +73,16 @@ def test_means_of_other_runs_are_not_merged() -> None:
         (lambda: part.merged(3), "can only be merged with means"),  # type: ignore[arg-type]
     ]
     for call, said in calls:
-        with pytest.raises(InputError, match=said):
-            call()
+        refuses(said, call)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_nothing_to_take_a_mean_over() -> None:
     model = models.hooked("llama")
-    with pytest.raises(InputError, match="only first and special tokens"):
-        am.mean_qk(model, torch.tensor([[5]]))
-    with pytest.raises(InputError, match="`per_position` must be True or False"):
-        am.mean_qk(model, models.token_ids("llama"), per_position="token")
+    refuses("only first and special tokens", am.mean_qk, model, torch.tensor([[5]]))
+    refuses("`per_position` must be True or False", am.mean_qk, model, models.token_ids("llama"), per_position="token")
     tokenized = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
-    with pytest.raises(InputError, match="only first and special tokens"):
-        am.mean_qk(tokenized, "[PAD]")
+    refuses("only first and special tokens", am.mean_qk, tokenized, "[PAD]")
 
 
 # -- equality and files --------------------------------------------------------------------------------------
@@ -247,8 +244,7 @@ def test_what_an_intervention_refuses() -> None:
         ),
     ]
     for call, said in bad:
-        with pytest.raises(InputError, match=said):
-            call()
+        refuses(said, call)
     model.run(ids)
     runs(am.mean_qk(model, ids, layers=[1]), heads=[(1, 0)])
     with (

@@ -11,6 +11,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from comparing import refuses
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import BloomMLP
 
@@ -225,19 +226,15 @@ def test_points_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(type(made), "add_layer", lambda *_: None)
         return made
 
-    with pytest.raises(MissingPointError, match="no point 'q_rot'"):
-        am.stream(hooked, ids, [rows, needing("q_rot")])
-    with pytest.raises(InputError, match="no point 'zz'"):
-        am.stream(hooked, ids, [needing("zz")])
+    refuses("no point 'q_rot'", am.stream, hooked, ids, [rows, needing("q_rot")], error=MissingPointError)
+    refuses("no point 'zz'", am.stream, hooked, ids, [needing("zz")])
     for outside in ("embed", "logits"):
-        with pytest.raises(InputError, match=f"{outside!r} has no layer"):
-            am.stream(hooked, ids, [needing(outside)])
+        refuses(f"{outside!r} has no layer", am.stream, hooked, ids, [needing(outside)])
     am.stream(hooked, ids, [needing("q_rot", optional=True)])
     for refused, reducer in (("z", needing("z")), ("z", needing("z", optional=True)), ("scores", rows)):
         with monkeypatch.context() as patch:
             patch.setattr(type(hooked), "refused", {refused: "not proven"})
-            with pytest.raises(CertificateError, match="not proven"):
-                am.stream(hooked, ids, [reducer])
+            refuses("not proven", am.stream, hooked, ids, [reducer], error=CertificateError)
 
 
 def test_rows_are_kept_as_asked() -> None:
@@ -252,8 +249,7 @@ def test_rows_are_kept_as_asked() -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
     shards = [am.attention_focus(hooked, list(ids), keep_rows=False, shard=(part, 2)) for part in range(2)]
     torch.testing.assert_close(shards[0].merged(shards[1]).entropy, apart.entropy)
-    with pytest.raises(InputError, match="keep_rows=False"):
-        together.merged(kept)
+    refuses("keep_rows=False", together.merged, kept)
     assert am.attention_focus(hooked, ids[:1], keep_rows=False).documents == 1
 
 
@@ -262,27 +258,21 @@ def test_inputs_options_and_reducers_that_cannot_be(tmp_path: Path) -> None:
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     for more in ({"shard": (0, 2)}, {"journal": tmp_path / "j"}, {"truncate": True}):
         for plain in (ids, {"input_ids": ids}, hooked.encode(ids), ids.numpy()):
-            with pytest.raises(InputError, match="are for a corpus whose rows are not kept"):
-                am.stream(hooked, plain, [Rows(3)], **more)
+            refuses("are for a corpus whose rows are not kept", am.stream, hooked, plain, [Rows(3)], **more)
     assert not list(tmp_path.iterdir())
     for layers in ([], [5]):
-        with pytest.raises(InputError, match="layer"):
-            am.stream(hooked, ids, [Rows(3)], layers=layers)
-    with pytest.raises(InputError, match="`stack` must be one of"):
-        am.stream(hooked, ids, [Rows(3)], stack="cross")
-    with pytest.raises(InputError, match="have no documents"):
-        am.stream(hooked, iter([]), [Rows(3)], journal=tmp_path / "j")
+        refuses("layer", am.stream, hooked, ids, [Rows(3)], layers=layers)
+    refuses("`stack` must be one of", am.stream, hooked, ids, [Rows(3)], stack="cross")
+    refuses("have no documents", am.stream, hooked, iter([]), [Rows(3)], journal=tmp_path / "j")
     with pytest.raises(InputError, match=r"shard \(4, 5\) has no documents"):
         am.stream(hooked, iter([ids]), [Rows(3)], shard=(4, 5), journal=tmp_path / "j")
-    with pytest.raises(InputError, match="`shard` must be"):
-        am.stream(hooked, iter([ids]), [Rows(3)], shard=(2, 2))
+    refuses("`shard` must be", am.stream, hooked, iter([ids]), [Rows(3)], shard=(2, 2))
     assert not list(tmp_path.iterdir())
     for wrong in ([Rows(3), "focus"], [Rows], [None], [am.results.AttentionFocus], "focus", 5):
         with pytest.raises(InputError, match="`reducers` must be a list of reducers") as caught:
             am.stream(hooked, ids, wrong)  # type: ignore[arg-type]
         assert caught.value.args[0].endswith(" in it.") == isinstance(wrong, list)
-    with pytest.raises(InputError, match="at least one reducer"):
-        am.stream(hooked, ids, [])
+    refuses("at least one reducer", am.stream, hooked, ids, [])
     with pytest.raises(TypeError, match="abstract"):
         type("Half", (am.Reducer,), {"start": lambda *_: {}})()
 
@@ -570,7 +560,7 @@ def test_reducers_that_misbehave_are_named(where: str, wrong: Any, message: str)
         am.stream(models.hooked("bloom"), iter(documents), [Rows(21), Bad(where, wrong)])
     assert isinstance(caught.value, am.AttnmechError) and isinstance(caught.value, ValueError)
     if where != "merge":
-        with pytest.raises(ReducerError, match=message):
+        with pytest.raises(ReducerError, match=message):  # a state that is no dictionary is shown on several lines
             am.stream(models.hooked("bloom"), documents[0], [Bad(where, wrong)])
 
 

@@ -8,6 +8,7 @@ import models
 import pytest
 import torch
 from by_hand import divergences, losses, plan_of, seen, z_changed, zeroed
+from comparing import refuses
 from torch import Tensor, nn
 
 import attnmech as am
@@ -240,8 +241,7 @@ def test_what_it_says() -> None:
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
     ids = models.token_ids("gpt2")[:3]
-    with pytest.raises(InputError, match=said):
-        am.ablate_heads(models.hooked("gpt2"), ids, **options)
+    refuses(said, am.ablate_heads, models.hooked("gpt2"), ids, **options)
 
 
 def test_several_donors_for_each_text() -> None:
@@ -269,8 +269,7 @@ def test_several_donors_for_each_text() -> None:
     assert one.draw_spread is None and "draw_spread" not in one.to_frame()
     with pytest.raises(InputError, match=r"`draws` must be a whole number, 1 to 5 \(the other texts, of 6\); got 6"):
         am.ablate_heads(hooked, ids, heads, "resample", draws=6)
-    with pytest.raises(InputError, match='`draws` needs method="resample"; got 2 with'):
-        am.ablate_heads(hooked, ids, heads, draws=2)
+    refuses('`draws` needs method="resample"; got 2 with', am.ablate_heads, hooked, ids, heads, draws=2)
 
 
 def loss_of(hooked: am.HookedModel, ids: Tensor) -> float:
@@ -279,10 +278,8 @@ def loss_of(hooked: am.HookedModel, ids: Tensor) -> float:
 
 
 def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
-    with pytest.raises(InputError, match="give at least two"):
-        am.ablate_heads(models.hooked("gpt2"), torch.arange(4, 9)[None], method="resample")
-    with pytest.raises(InputError, match='use metric="kl"'):
-        am.ablate_heads(models.hooked("bert"), models.token_ids("bert"))
+    refuses("give at least two", am.ablate_heads, models.hooked("gpt2"), torch.arange(4, 9)[None], method="resample")
+    refuses('use metric="kl"', am.ablate_heads, models.hooked("bert"), models.token_ids("bert"))
     with pytest.raises(InputError, match="single tokens; ' zzxq' becomes 5"):
         am.ablate_heads(models.demo(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])
 
@@ -295,8 +292,7 @@ def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
         moved = (logits[:, -1, :1] - clean).abs().amin(dim=1)
         return torch.where(moved > 1e-3, torch.inf, 1.0)
 
-    with pytest.raises(InputError, match=r"the metric odds is inf for text \d \(z of L"):
-        am.ablate_heads(hooked, ids, metric=odds)
+    refuses(r"the metric odds is inf for text \d \(z of L", am.ablate_heads, hooked, ids, metric=odds)
 
 
 def test_donors_and_chosen_texts_do_not_depend_on_the_order_of_texts() -> None:

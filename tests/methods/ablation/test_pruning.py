@@ -8,6 +8,7 @@ import models
 import pytest
 import torch
 from by_hand import AGAINST, ANSWERS, JUDGED, divergences, logit_differences, losses, z_changed, zeroed
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -100,8 +101,7 @@ def test_a_function_of_ones_own_says_what_is_better() -> None:
     assert float(low.effect[0]) == pytest.approx(float(singles.effect.min()), abs=1e-5)
     assert float(high.effect[0]) == pytest.approx(float(singles.effect.max()), abs=1e-5)
     assert low.random.shape == (0, 1, 3) and low.complete and low.to_frame()["random"].isna().all()
-    with pytest.raises(InputError, match="needs `higher_is_better`"):
-        am.prune_heads(hooked, ids, metric=own)
+    refuses("needs `higher_is_better`", am.prune_heads, hooked, ids, metric=own)
     with pytest.raises(InputError, match="for loss, lower is better; leave `higher_is_better` out"):
         am.prune_heads(hooked, ids, higher_is_better=True)
 
@@ -152,8 +152,7 @@ def test_the_journal_of_another_call_is_refused(tmp_path: Path, monkeypatch: pyt
         part = am.prune_heads(hooked, ids, journal=journal, partial=True)
     assert not part.complete and 0 < len(part.order) < 6
     held = journal.read_bytes()
-    with pytest.raises(JournalError, match="steps: expected 4"):
-        am.prune_heads(hooked, ids, steps=4, journal=journal)
+    refuses("steps: expected 4", am.prune_heads, hooked, ids, steps=4, journal=journal, error=JournalError)
     assert journal.read_bytes() == held
 
 
@@ -174,7 +173,6 @@ def test_another_metric_is_refused_by_its_numbers(tmp_path: Path, monkeypatch: p
         with pytest.raises(KeyboardInterrupt):
             prune(1.0)
     held = journal.read_bytes()
-    with pytest.raises(JournalError, match=r"text \d with \d heads? ablated is .* in the journal, .* now"):
-        prune(2.0)
+    refuses(r"text \d with \d heads? ablated is .* in the journal, .* now", prune, 2.0, error=JournalError)
     assert journal.read_bytes() == held
     assert prune(1.0).complete and list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import planted
 import pytest
 import torch
 from by_hand import JUDGED, logit_differences, pair, plan_of, point_changed, seen, values_and_gradients
+from comparing import refuses
 from einops import rearrange
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -253,8 +254,7 @@ def test_what_a_result_says_draws_and_subtracts() -> None:
     alone = am.attribute(hooked, clean, corrupted, **BOTH)
     assert alone.lead.endswith("; not compared with exact patching.") and alone.confirmation is None
     assert (attribution - alone).confirmation is None
-    with pytest.raises(InputError, match=r"`figure` must be .*heads.*; got 'mlps'"):
-        am.attribute(hooked, clean, corrupted, **JUDGED).plot("mlps")
+    refuses(r"`figure` must be .*heads.*; got 'mlps'", am.attribute(hooked, clean, corrupted, **JUDGED).plot, "mlps")
 
 
 @pytest.mark.parametrize(
@@ -271,14 +271,12 @@ def test_what_a_result_says_draws_and_subtracts() -> None:
     ],
 )
 def test_bad_input(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        am.attribute(models.hooked("gpt2"), *pair("gpt2"), **{**JUDGED, **options})
+    refuses(message, am.attribute, models.hooked("gpt2"), *pair("gpt2"), **{**JUDGED, **options})
 
 
 def test_losses_and_lines_that_models_do_not_have() -> None:
     plain = models.fresh("bert")
     plain.config.mask_token_id = 4
-    with pytest.raises(InputError, match="the clean run sees the masked tokens; use"):
-        am.attribute(am.load(plain), *pair("bert"), metric="loss")
+    refuses("the clean run sees the masked tokens; use", am.attribute, am.load(plain), *pair("bert"), metric="loss")
     with pytest.raises(InputError, match='this model has several; use method="gradient"'):
         am.attribute(models.hooked("t5"), ["a"], ["b"], method="integrated", answers=[1], against=[2])

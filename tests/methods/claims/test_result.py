@@ -14,6 +14,7 @@ import naive
 import planted
 import pytest
 import torch
+from comparing import refuses
 from scipy.stats import t as student_t
 from scipy.stats import ttest_1samp
 from torch import Tensor
@@ -492,10 +493,8 @@ def test_answers_of_several_tokens_are_scored_as_a_sum() -> None:
             found = model.plain(ids).logits[0].double().log_softmax(dim=-1)
         assert before == pytest.approx(sum(float(found[place - 1, ids[0, place]]) for place in (-3, -2, -1)), abs=1e-4)
     assert "log probability of the answer on the refrain" in claim.lead
-    with pytest.raises(InputError, match='metric="log_probability"'):
-        am.confirm_heads(model, [(2, 6)], replace(task, metric="accuracy"))
-    with pytest.raises(InputError, match="scores an answer alone"):
-        am.Task("compared", [("a", " b", " c", "x")], "log_probability")
+    refuses('metric="log_probability"', am.confirm_heads, model, [(2, 6)], replace(task, metric="accuracy"))
+    refuses("scores an answer alone", am.Task, "compared", [("a", " b", " c", "x")], "log_probability")
 
 
 # -- retrieval -------------------------------------------------------------------------------------------------------
@@ -551,8 +550,7 @@ def test_it_resumes_from_its_journal_and_no_other_direction_does(tmp_path: Path,
     with pytest.raises(KeyboardInterrupt):
         claim(values, 1.0, journal=path)
     for other, factor in (({0: DIRECTIONS[1], 2: DIRECTIONS[2]}, 1.0), (values, 2.0)):
-        with pytest.raises(am.errors.JournalError, match="is the journal of another run"):
-            claim(other, factor, journal=path)
+        refuses("is the journal of another run", claim, other, factor, journal=path, error=am.errors.JournalError)
     found, whole = claim(values, 1.0, journal=path), claim(values, 1.0)
     assert torch.equal(found.after, whole.after) and torch.equal(found.general, whole.general)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from by_hand import AGAINST, ANSWERS, JUDGED, pair
+from comparing import refuses
 from scipy.stats import t as student_t
 from torch import Tensor
 
 import attnmech as am
 from attnmech import Circuit
-from attnmech.errors import InputError
 from attnmech.results import EdgeAttribution, Faithfulness
 from attnmech.runs.residual_graph import graph_of
 
@@ -163,8 +163,7 @@ def test_areas_and_their_intervals() -> None:
     small = measured((empty + 2 * kept)[[1, 3]], full, empty, (2, 10))
     for without in (alone, small):
         assert math.isnan(without.cpr) and math.isnan(without.cmd) and "CPR" not in without.lead
-    with pytest.raises(InputError, match="`area` must be one of cpr, cmd"):
-        found.area_interval("auc")
+    refuses("`area` must be one of cpr, cmd", found.area_interval, "auc")
 
 
 def test_what_a_result_says_and_draws() -> None:
@@ -179,8 +178,7 @@ def test_what_a_result_says_and_draws() -> None:
     curve, other = found.plot().data
     assert list(curve.y) == list(frame["faithfulness"]) and list(other.y) == list(frame["completeness"])
     assert "Along edges outside the circuit, inputs read what senders write in the corrupted run" in found.to_html()
-    with pytest.raises(InputError, match="subtract their `faithfulness`"):
-        found - found
+    refuses("subtract their `faithfulness`", lambda: found - found)
 
 
 @pytest.mark.parametrize(
@@ -206,5 +204,4 @@ def test_what_a_result_says_and_draws() -> None:
 def test_bad_input(options: dict[str, Any], message: str) -> None:
     clean, corrupted = pair("gpt2")
     given = {"circuits": Circuit(nodes=("L0H0",)), "clean": clean, "corrupted": corrupted, **JUDGED, **options}
-    with pytest.raises(InputError, match=message):
-        am.faithfulness(models.hooked("gpt2"), **given)
+    refuses(message, am.faithfulness, models.hooked("gpt2"), **given)

@@ -7,6 +7,7 @@ import models
 import numpy as np
 import pytest
 import torch
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -141,8 +142,7 @@ def test_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.methods.flow import result as module
 
     monkeypatch.setattr(module, "MOST_BYTES", 100)
-    with pytest.raises(InputError, match="Give a text of up to"):
-        am.attention_flow(models.hooked("llama"), models.token_ids("llama", 1))
+    refuses("Give a text of up to", am.attention_flow, models.hooked("llama"), models.token_ids("llama", 1))
 
 
 @pytest.mark.parametrize("name", ["bloom", "llama", "bert", "gpt_oss", "falcon_new", "gemma2"])
@@ -169,10 +169,8 @@ def test_weighted_views_say_what_they_need() -> None:
     acts = model.run(ids, points=["pattern", "scores"])
     with pytest.raises(MissingPointError, match=r"capture both with model.run\(..., points=\['pattern', 'v'\]\)"):
         acts.show("pattern", layer=0, weighted="value")
-    with pytest.raises(InputError, match="must be one of value"):
-        acts.show("pattern", layer=0, weighted="norm")
-    with pytest.raises(InputError, match="for the point \"pattern\"; got 'scores'"):
-        acts.show("scores", layer=0, weighted="value")
+    refuses("must be one of value", acts.show, "pattern", layer=0, weighted="norm")
+    refuses("for the point \"pattern\"; got 'scores'", acts.show, "scores", layer=0, weighted="value")
     whole, padded = (model.run(each, points=["pattern", "v"]) for each in (ids, after_padding(ids)))
     cells = [_cells(each.show("pattern", layer=1, head=2, weighted="value")) for each in (whole, padded)]
     torch.testing.assert_close(cells[0], cells[1], atol=1e-3, rtol=1e-3)

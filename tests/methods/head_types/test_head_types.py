@@ -10,12 +10,12 @@ import planted
 import pytest
 import tiny
 import torch
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
 from attnmech.draw.embed import View
 from attnmech.draw.text import percent
-from attnmech.errors import InputError
 from attnmech.methods.head_types.formulas import CONTENT, POSITIONAL, TYPES
 from attnmech.methods.head_types.head_types import top_scores, why_unclaimed
 from attnmech.methods.head_types.repeated import repeated_sequences
@@ -217,19 +217,13 @@ def test_position_alone_is_the_softmax_of_the_position_term() -> None:
 def test_bad_input() -> None:
     few = am.head_types(hooked("bloom"), texts(4))
     assert few.to_frame().empty and "needs 5 texts" in few.lead
-    with pytest.raises(InputError, match="cross-attention"):
-        am.head_types(hooked("t5"), stack="cross")
-    with pytest.raises(InputError, match="what the decoder reads"):
-        am.head_types(hooked("t5"), stack="decoder")
-    with pytest.raises(InputError, match="seed"):
-        am.head_types(hooked("bloom"), seed=-1)
+    refuses("cross-attention", am.head_types, hooked("t5"), stack="cross")
+    refuses("what the decoder reads", am.head_types, hooked("t5"), stack="decoder")
+    refuses("seed", am.head_types, hooked("bloom"), seed=-1)
     types = am.head_types(hooked("bloom"), texts(5))
-    with pytest.raises(InputError, match="type"):
-        types.scores["prev"]
-    with pytest.raises(InputError, match=r"one\.scores"):
-        types - types
-    with pytest.raises(InputError, match="give images"):
-        am.head_types(hooked("vit"))
+    refuses("type", lambda: types.scores["prev"])
+    refuses(r"one\.scores", lambda: types - types)
+    refuses("give images", am.head_types, hooked("vit"))
 
 
 def test_much_attention_is_no_type_without_an_interval_above_the_baseline() -> None:

@@ -7,12 +7,12 @@ import models
 import numpy as np
 import pytest
 import torch
+from comparing import refuses
 from scipy.stats import median_abs_deviation
 from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
-from attnmech.errors import InputError
 from attnmech.maths.outliers import critical_score, robust_scores, spread_of
 from attnmech.methods.likeness.odd_heads import STATISTICS
 
@@ -159,15 +159,11 @@ def test_texts_of_one_token_have_no_classes(name: str, stack: str | None) -> Non
 
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input() -> None:
-    with pytest.raises(InputError, match="`beyond` must be a whole number, 1 or more"):
-        am.odd_heads(models.demo(), documents(3), beyond=0)
-    with pytest.raises(InputError, match="so they have no distance"):
-        am.odd_heads(models.hooked("t5"), models.inputs_of("t5"), stack="cross")
+    refuses("`beyond` must be a whole number, 1 or more", am.odd_heads, models.demo(), documents(3), beyond=0)
+    refuses("so they have no distance", am.odd_heads, models.hooked("t5"), models.inputs_of("t5"), stack="cross")
     odd = am.odd_heads(models.demo(), documents(3))
-    with pytest.raises(InputError, match="`statistic` must be one of"):
-        odd.plot("length")
-    with pytest.raises(InputError, match=r"one\.far_mass"):
-        odd - odd
+    refuses("`statistic` must be one of", odd.plot, "length")
+    refuses(r"one\.far_mass", lambda: odd - odd)
 
 
 def test_long_range_mass_by_type_is_the_mean_over_its_heads() -> None:

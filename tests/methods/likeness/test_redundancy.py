@@ -12,6 +12,7 @@ import pytest
 import tiny
 import torch
 from browser import opening
+from comparing import refuses
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import jensenshannon, squareform
 from scipy.stats import t as student_t
@@ -19,7 +20,6 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
-from attnmech.errors import InputError
 from attnmech.maths.divergence import effective_number, jensen_shannon, placed
 from attnmech.maths.intervals import TextMeans
 from attnmech.methods.likeness import divergences as module
@@ -242,8 +242,7 @@ def test_sums_between_layers_stay_small(monkeypatch: pytest.MonkeyPatch) -> None
     same(small, parts[1].merged(parts[0]))
     same(small, am.redundancy(model, given, rows=4))
     monkeypatch.setattr(module, "SUMS_BYTES", 8 * pairs * 7)
-    with pytest.raises(InputError, match=r"9 pairs of heads of different layers are too many .* rows=0"):
-        am.redundancy(model, given)
+    refuses(r"9 pairs of heads of different layers are too many .* rows=0", am.redundancy, model, given)
     assert not bool(am.redundancy(model, given, rows=0).within.isnan().any())
 
 
@@ -286,10 +285,8 @@ def test_one_layer_and_no_sampled_rows() -> None:
     assert torch.equal(none.within[2], alone.within[2])
     assert bool(none.divergence[0, :, 1].isnan().all())
     assert none.clusters(1.0, layer=1) and len(none._sections()) == 1
-    with pytest.raises(InputError, match="pass `layer`"):
-        none.clusters(1.0)
-    with pytest.raises(InputError, match="pass `layer`"):
-        none.plot()
+    refuses("pass `layer`", none.clusters, 1.0)
+    refuses("pass `layer`", none.plot)
 
 
 # -- bad input --------------------------------------------------------------------------------------------------
@@ -302,8 +299,7 @@ def test_too_many_patterns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 6 * kept)
     padded = [ids[:, :12] for ids in texts(4)]
     am.redundancy(model, given, rows=5)
-    with pytest.raises(InputError, match=r"8 sampled rows .* Use rows=6, fewer `layers`"):
-        am.redundancy(model, given, rows=8)
+    refuses(r"8 sampled rows .* Use rows=6, fewer `layers`", am.redundancy, model, given, rows=8)
     am.redundancy(model, given, rows=6)
     am.redundancy(model, given, rows=8, layers=[1])
     am.redundancy(model, padded, rows=6)
@@ -323,16 +319,14 @@ def test_bad_input() -> None:
         (lambda: alike.plot("within", layer=0), "the layers measured"),
     ]
     for call, message in calls:
-        with pytest.raises(InputError, match=message):
-            call()
+        refuses(message, call)
 
 
 def test_texts_of_one_token_compare_nothing() -> None:
     alike = am.redundancy(hooked("bloom"), [ids[:, :1] for ids in texts(5)])
     assert bool(alike.divergence.isnan().all()) and alike.nearest.empty
     assert "no row sees two keys" in alike.lead
-    with pytest.raises(InputError, match="Pass longer texts"):
-        alike.clusters(0.1)
+    refuses("Pass longer texts", alike.clusters, 0.1)
 
 
 @pytest.mark.parametrize("narrow", [0, 1])

@@ -6,6 +6,7 @@ import models
 import pytest
 import torch
 from by_hand import JUDGED, columns, logit_differences, output_changed, pair, point_changed, seen, z_changed
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -146,8 +147,7 @@ def test_positions_are_shown_with_their_tokens() -> None:
     assert list(figure.layout.xaxis.ticktext)[:2] == ["0 the", "1 keys→&amp;"]
     assert "position 1 keys→&amp;" in trace.text[0][1] and "layer 2, " in trace.text[2][1]
     assert repr(found).startswith("PositionEffects(Patching resid_pre at 15 positions on 2 pairs: position ")
-    with pytest.raises(InputError, match="`figure` must be one of effect, recovered"):
-        found.plot("share")
+    refuses("`figure` must be one of effect, recovered", found.plot, "share")
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,7 @@ def test_positions_are_shown_with_their_tokens() -> None:
 )
 def test_bad_input(options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "MAX_BYTES", 2**10)
-    with pytest.raises(InputError, match=said):
-        am.patch(models.hooked("gpt2"), *pair("gpt2"), **{**JUDGED, **options})
+    refuses(said, am.patch, models.hooked("gpt2"), *pair("gpt2"), **{**JUDGED, **options})
 
 
 def test_prompts_that_are_no_pairs() -> None:
@@ -176,8 +175,7 @@ def test_prompts_that_are_no_pairs() -> None:
     clean = ["the keys to the cabinet", "a dog"]
     with pytest.raises(InputError, match=r"pair 1 has 2 clean, \['a', 'dog'\], and 3 corrupted, \['a', 'a', 'dog'\]"):
         am.patch(hooked, clean, ["the dog to the cabinet", "a a dog"], **options)
-    with pytest.raises(InputError, match="got 2 clean and 1 corrupted"):
-        am.patch(hooked, clean, ["the dog to the cabinet"], **options)
+    refuses("got 2 clean and 1 corrupted", am.patch, hooked, clean, ["the dog to the cabinet"], **options)
     with pytest.raises(InputError, match="must have the same length; pair 0 has 5 tokens, pair 1 has 2"):
         am.patch(hooked, clean, ["the dog to the cabinet", "a a"], at="resid_pre", **options)
     with pytest.raises(InputError, match=r"pair 1 starts at 2 \(clean\) and 0 \(corrupted\)"):

@@ -8,6 +8,7 @@ import models
 import pytest
 import torch
 from centred import F32, F64, close
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -212,16 +213,13 @@ def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
     mask = torch.ones_like(ids)
     mask[7:, 4:] = 0
     given = {"input_ids": ids, "attention_mask": mask}
-    with pytest.raises(InputError, match=r"position 4 of text 0 has 6\."):
-        am.decompose_scores(model, given, centre="position")
+    refuses(r"position 4 of text 0 has 6\.", am.decompose_scores, model, given, centre="position")
     means = am.mean_qk(model, ids, per_position=True)
     text = models.token_ids("gpt2", 1, 7, seed=9)
-    with pytest.raises(InputError, match="the means are for texts of up to 6 tokens; got one of 7"):
-        am.decompose_scores(model, text, centre=means)
+    refuses("the means are for texts of up to 6 tokens; got one of 7", am.decompose_scores, model, text, centre=means)
     assert am.decompose_scores(model, text[:, :6], centre=means).reference is not None
     few = am.mean_qk(model, ids[:40], per_position=True)
-    with pytest.raises(InputError, match="has 40"):
-        am.decompose_scores(model, text[:, :5], centre=few)
+    refuses("has 40", am.decompose_scores, model, text[:, :5], centre=few)
 
 
 # -- the result ----------------------------------------------------------------------------------------------
@@ -255,8 +253,7 @@ def test_means_that_do_not_fit_are_refused() -> None:
 
     def refused(said: str, centre: Any, given: Any = ids, on: am.HookedModel = model, **options: Any) -> None:
         for call in (am.decompose_scores, am.variance_shares):
-            with pytest.raises(InputError, match=said):
-                call(on, given, centre=centre, **options)
+            refuses(said, call, on, given, centre=centre, **options)
 
     refused(r"the means were taken on 'LlamaForCausalLM', weights .* take them again", means, on=other)
     refused("`query_sums` holds NaN", replace(means, query_sums=means.query_sums * torch.nan))
@@ -271,8 +268,7 @@ def test_means_that_do_not_fit_are_refused() -> None:
         r"text 1 has only its first and special tokens", "mean", {"input_ids": ids, "attention_mask": one_token(ids)}
     )
     refused("6 heads of the stack ''", means, on=models.hooked("gpt2"))
-    with pytest.raises(InputError, match="give only one of the two"):
-        am.decompose_scores(model, ids, centre="mean", fold_norm=True)
+    refuses("give only one of the two", am.decompose_scores, model, ids, centre="mean", fold_norm=True)
 
 
 def one_token(ids: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ import models
 import pytest
 import reference
 import torch
-from comparing import close
+from comparing import close, refuses
 from torch import Tensor
 
 import attnmech as am
 from attnmech.draw.text import signed
-from attnmech.errors import ExactnessError, InputError, UnsupportedModelError
+from attnmech.errors import ExactnessError, UnsupportedModelError
 from attnmech.methods.scores import decompose_by_source as decomposition_by_source
 from attnmech.methods.scores import sources
 from attnmech.model.reading.writers import most_writers
@@ -261,8 +261,7 @@ def test_cells_of_ones_own_are_the_same_cells(name: str) -> None:
     ]
     line = chosen.explain(1, 0, 2)
     assert ", key" not in line and line.startswith("L1H0 at 2 “") and "” and 0 “" in line
-    with pytest.raises(InputError, match=r"query 5 has several cells; `key` must be one of 1, 4\."):
-        chosen.matrix(1, 0, 5)
+    refuses(r"query 5 has several cells; `key` must be one of 1, 4\.", chosen.matrix, 1, 0, 5)
 
 
 def test_a_cell_counts_in_the_texts_that_have_it() -> None:
@@ -272,11 +271,9 @@ def test_a_cell_counts_in_the_texts_that_have_it() -> None:
     both = [why.matrix(1, 4, 2, text=text) for text in range(3)]
     mean = (torch.stack(both).sum(0) + why.matrix(1, 4, 5)) / 4
     torch.testing.assert_close(why.matrix(1, 4), mean, rtol=1e-4, atol=1e-6)
-    with pytest.raises(InputError, match=r"no cell \(5, 3\) in text 1"):
-        why.matrix(1, 4, 5, 3, text=1)
+    refuses(r"no cell \(5, 3\) in text 1", why.matrix, 1, 4, 5, 3, text=1)
     tops = am.decompose_by_source(models.hooked("gpt2"), inputs, layers=[1])
-    with pytest.raises(InputError, match=r"no cell \(5, \.\.\.\) in text 1"):
-        tops.matrix(1, 4, 5, text=1)
+    refuses(r"no cell \(5, \.\.\.\) in text 1", tops.matrix, 1, 4, 5, text=1)
 
 
 def test_a_cell_that_a_sliding_window_hides_in_some_layers() -> None:
@@ -425,8 +422,7 @@ def test_half_precision_models_keep_to_their_own_tolerance() -> None:
 def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decomposition_by_source, "MAX_BYTES", 20_000)
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
-    with pytest.raises(InputError, match=r"in 7 cells of 6 heads take about .* GiB.*layers=\[3\]"):
-        am.decompose_by_source(hooked, ids)
+    refuses(r"in 7 cells of 6 heads take about .* GiB.*layers=\[3\]", am.decompose_by_source, hooked, ids)
     assert len(am.decompose_by_source(hooked, ids, cells=[(4, 1)], heads=[(1, 2)]).sources) == 8
 
 
@@ -456,5 +452,4 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
         (lambda: why.explain(2, 1, 1, 5), r"no cell \(1, 5\) in text 0\. Choose a key .*cells=\[\(1, 5\)\]"),
     ]
     for call, message in bad:
-        with pytest.raises(InputError, match=message):
-            call()
+        refuses(message, call)

@@ -10,11 +10,11 @@ import models
 import pytest
 import reference
 import torch
-from comparing import close
+from comparing import close, refuses
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import ExactnessError, InputError
+from attnmech.errors import ExactnessError
 from attnmech.model.stack import ledger
 from attnmech.results import score_terms
 
@@ -290,8 +290,7 @@ def test_one_score_in_one_line(name: str) -> None:
         expected = float(split.terms[term].expand(shape)[1, layer, head, query, key])
         assert float(value) == pytest.approx(expected, abs=6e-3)
     assert sum(map(float, terms.values())) == pytest.approx(float(found[4]), abs=0.03)
-    with pytest.raises(InputError, match="token 0 cannot see key 1 in this text"):
-        split.explain(layer, head, query=0, key=1, text=1)
+    refuses("token 0 cannot see key 1 in this text", split.explain, layer, head, query=0, key=1, text=1)
 
 
 # -- select, provenance --------------------------------------------------------------------------------------
@@ -341,8 +340,7 @@ def test_a_term_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(score_terms, "MAX_TERM_BYTES", size)
     assert split.terms["query_key"].numel() * 4 == size
     monkeypatch.setattr(score_terms, "MAX_TERM_BYTES", size - 1)
-    with pytest.raises(InputError, match=r"the term 'query_key' of 2 layers takes .* GiB.*layers=\[0\]"):
-        split.terms["query_key"]
+    refuses(r"the term 'query_key' of 2 layers takes .* GiB.*layers=\[0\]", lambda: split.terms["query_key"])
     assert split.select([0]).terms["query_key"].shape == (3, 1, 3, 7, 7)
     assert split.terms["key_bias"].shape == (3, 2, 3, 1, 7)
 
@@ -462,8 +460,7 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.show(head=5), "`head` must be from 0 to 4; got 5"),
     ]
     for call, message in bad:
-        with pytest.raises(InputError, match=message):
-            call()
+        refuses(message, call)
 
 
 def test_one_token_and_one_text() -> None:

@@ -7,6 +7,7 @@ import models
 import pytest
 import reference
 import torch
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -331,14 +332,11 @@ def test_directions_that_are_none_are_named_with_what_to_try(unchecked: None) ->
         (changed(encode=lambda x: x[..., :6] * nan), "must return finite activations; got NaN or infinity"),
     ]
     for directions, message in bad:
-        with pytest.raises(InputError, match=message):
-            am.decompose_by_source(hooked, ids, layers=[1], directions=directions)
+        refuses(message, am.decompose_by_source, hooked, ids, layers=[1], directions=directions)
     for options in ({}, {"layers": [0, 2]}, {"heads": [(0, 1), (1, 1)]}):
         with pytest.raises(InputError, match=r"belong to the stream of one layer; got layers \[0, .*layers=\[0\]"):
             am.decompose_by_source(hooked, ids, directions={"a": one}, **options)
     why = am.decompose_by_source(hooked, ids, layers=[1], directions={"a": one})
-    with pytest.raises(InputError, match="`top` must be a whole number, 1 or more; got 0"):
-        why.pairs(layer=1, head=0, top=0)
+    refuses("`top` must be a whole number, 1 or more; got 0", why.pairs, layer=1, head=0, top=0)
     for call in (why.pairs, why.plot):
-        with pytest.raises(InputError, match=r"`layer` must be one of the layers decomposed, \[1\]; got 0"):
-            call(layer=0, head=0)
+        refuses(r"`layer` must be one of the layers decomposed, \[1\]; got 0", call, layer=0, head=0)

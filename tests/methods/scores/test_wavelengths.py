@@ -8,10 +8,10 @@ import models
 import pytest
 import torch
 from centred import F32, F64, close
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import InputError
 from attnmech.methods.scores.wavelengths import UNROTATED, band_names
 
 
@@ -236,14 +236,11 @@ def test_kernels_that_there_are_not() -> None:
         ),
     ]
     for call, said in bad:
-        with pytest.raises(InputError, match=said):
-            call()
+        refuses(said, call)
     kernel = am.decompose_scores(models.hooked("gpt2"), ids_of("gpt2"), centre="mean").position_kernel()
     assert not kernel.values.any() and not kernel.bands
-    with pytest.raises(InputError, match="one of the layers decomposed"):
-        kernel.plot(3, 0)
-    with pytest.raises(InputError, match="`head` must be from 0 to 4"):
-        kernel.plot(0, 5)
+    refuses("one of the layers decomposed", kernel.plot, 3, 0)
+    refuses("`head` must be from 0 to 4", kernel.plot, 0, 5)
 
 
 # -- single dimensions ---------------------------------------------------------------------------------------
@@ -292,8 +289,7 @@ def test_dimensions_out_of_range() -> None:
         ((1, 0, 1, 1, 2), "`text` must be from 0 to 1"),
     ]
     for arguments, said in bad:
-        with pytest.raises(InputError, match=said):
-            split.dimensions(*arguments)
+        refuses(said, split.dimensions, *arguments)
 
 
 def test_the_figure_of_dimensions_is_of_the_texts_own_tokens() -> None:

@@ -1,6 +1,7 @@
 """Directions equal means over plain transformers; steering equals plain hooks that add them."""
 
 import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import models
 import pytest
 import torch
 from by_hand import AGAINST, ANSWERS, JUDGED, divergences, logit_differences, point_changed, seen
+from comparing import refuses
 from scipy.stats import binomtest, t  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -218,8 +220,7 @@ def test_what_results_say_and_draw() -> None:
     assert bool(alone.side_effect.isnan().all()) and "side_effect" not in alone.to_frame()
     assert "other texts" not in alone.lead
     for result in (direction, doses):
-        with pytest.raises(InputError, match="subtract their"):
-            result - result
+        refuses("subtract their", operator.sub, result, result)
 
 
 def test_an_interrupted_sweep_of_doses_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +248,7 @@ def test_an_interrupted_sweep_of_doses_resumes(tmp_path: Path, monkeypatch: pyte
         assert (tmp_path / stops_at).exists()
         changes: list[dict[str, Any]] = [{"by": another}, {"factors": (1, 3)}, {"side": one[:-1]}, {"side": None}]
         for changed in changes:
-            with pytest.raises(am.errors.JournalError, match="is the journal of another run"):
-                steered(journal=journal, **changed)
+            refuses("is the journal of another run", steered, journal=journal, **changed, error=am.errors.JournalError)
     resumed = steered(journal=journal)
     assert torch.equal(resumed.per_text, whole.per_text) and resumed.side is not None and whole.side is not None
     assert torch.equal(resumed.side, whole.side) and not list(tmp_path.iterdir())
@@ -286,5 +286,4 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
     if {"factors", "direction"} & options.keys():
         direction = {1: torch.ones(1, 1, model.d_model)}
         call, usual = am.steer, {"direction": direction, "inputs": TEXTS[:1], "at": "resid_post", "metric": "kl"}
-    with pytest.raises(InputError, match=message):
-        call(model, **{**usual, **given})
+    refuses(message, call, model, **{**usual, **given})

@@ -8,6 +8,7 @@ import models
 import pytest
 import reference
 import torch
+from comparing import refuses
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
@@ -87,10 +88,8 @@ def test_the_mean_logit_is_a_statistic() -> None:
     torch.testing.assert_close(change.logit, (change.parts[0].logits - change.parts[1].logits).double().mean(dim=-1))  # type: ignore[index]
     plain = am.residual_updates(model, prompts)
     assert "logit" not in plain.quantities and "logit" not in plain.to_frame()
-    with pytest.raises(MissingPointError, match="measure it with"):
-        _ = plain["logit"]
-    with pytest.raises(MissingPointError, match="measure it with"):
-        plain.strongest(by="logit")
+    refuses("measure it with", lambda: plain["logit"], error=MissingPointError)
+    refuses("measure it with", plain.strongest, by="logit", error=MissingPointError)
 
 
 def test_answers_by_their_text() -> None:
@@ -132,18 +131,12 @@ def test_what_cannot_be_asked() -> None:
     model, text = models.demo(), "Anna sang of shells."
     with pytest.raises(InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Check the leading"):
         am.residual_updates(model, text, answers="zebra crossing")
-    with pytest.raises(InputError, match=r"becomes 2: \['é\[1/2\]', 'é\[2/2\]'\]"):
-        am.residual_updates(model, text, answers="é")
-    with pytest.raises(InputError, match="or one for all, ' Tom'; got 2 for 1 text"):
-        am.residual_updates(model, text, answers=[4, 5])
-    with pytest.raises(InputError, match="`against` needs `answers`"):
-        am.residual_updates(model, text, against=" Tom")
-    with pytest.raises(InputError, match="the model's last layer"):
-        am.residual_updates(model, text, answers=" Tom", layers=[0, 1])
-    with pytest.raises(InputError, match="`answers` must be from 0 to"):
-        am.residual_updates(model, text, answers=99999)
-    with pytest.raises(MissingPointError, match="measure it with"):
-        _ = am.residual_updates(model, text).logits
+    refuses(r"becomes 2: \['é\[1/2\]', 'é\[2/2\]'\]", am.residual_updates, model, text, answers="é")
+    refuses("or one for all, ' Tom'; got 2 for 1 text", am.residual_updates, model, text, answers=[4, 5])
+    refuses("`against` needs `answers`", am.residual_updates, model, text, against=" Tom")
+    refuses("the model's last layer", am.residual_updates, model, text, answers=" Tom", layers=[0, 1])
+    refuses("`answers` must be from 0 to", am.residual_updates, model, text, answers=99999)
+    refuses("measure it with", lambda: am.residual_updates(model, text).logits, error=MissingPointError)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +167,7 @@ def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
         assert f"The largest contribution to the answers is that of L{layer}H{head}: {written} {unit}" in updates.lead
     plain = am.residual_updates(models.hooked("gemma2"), models.padded("gemma2"))
     assert "to the answers" not in plain.lead
-    with pytest.raises(MissingPointError, match="measure it with"):
-        _ = plain.logits
+    refuses("measure it with", lambda: plain.logits, error=MissingPointError)
 
 
 def test_a_head_that_somebody_has_changed_is_refused() -> None:

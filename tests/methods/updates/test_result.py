@@ -11,6 +11,7 @@ import models
 import pytest
 import reference
 import torch
+from comparing import refuses
 from torch import Tensor, nn
 
 import attnmech as am
@@ -385,10 +386,8 @@ def test_rows_chosen_one_by_one() -> None:
             require_close(chosen[statistic].mean, mean_over(wanted[statistic], without), 1e-5, statistic)
             whole = chosen.where(first_row=True)[statistic].mean
             require_close(whole, mean_over(wanted[statistic], rows), 1e-5, statistic)
-    with pytest.raises(InputError, match=r"use `\.blocks\.where\(rows=\.\.\.\)`"):
-        _ = updates.where(rows=rows).blocks
-    with pytest.raises(InputError, match=r"each of the \[3, 11\] rows; got a Tensor of torch.bool \[3, 10\]"):
-        updates.where(rows=rows[:, 1:])
+    refuses(r"use `\.blocks\.where\(rows=\.\.\.\)`", lambda: updates.where(rows=rows).blocks)
+    refuses(r"each of the \[3, 11\] rows; got a Tensor of torch.bool \[3, 10\]", updates.where, rows=rows[:, 1:])
 
 
 # -- closed forms, and the rest of the result ----------------------------------------------------------------
@@ -472,17 +471,11 @@ def test_what_it_says_and_what_cannot_be_asked() -> None:
     assert measured("cross").provenance.options["stack"] == "cross"
     corpus = am.residual_updates(hooked("gpt2", F32), iter(models.token_ids("gpt2")))
     for ask in (lambda: corpus.by_row("magnitude"), lambda: corpus.top_key):
-        with pytest.raises(MissingPointError, match="not for a corpus"):
-            ask()
-    with pytest.raises(InputError, match=r"`statistic` must be one of magnitude, .*; got 'size'"):
-        _ = updates["size"].mean
-    with pytest.raises(InputError, match="`statistic` must be one of magnitude, "):
-        updates.by_row("cancellation")
-    with pytest.raises(InputError, match="`statistic` must be one of attn_magnitude, "):
-        updates.blocks["magnitude"].interval()
+        refuses("not for a corpus", ask, error=MissingPointError)
+    refuses(r"`statistic` must be one of magnitude, .*; got 'size'", lambda: updates["size"].mean)
+    refuses("`statistic` must be one of magnitude, ", updates.by_row, "cancellation")
+    refuses("`statistic` must be one of attn_magnitude, ", lambda: updates.blocks["magnitude"].interval())
     with pytest.raises(InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
         am.residual_updates(hooked("t5", F32), given_to("cross"))
-    with pytest.raises(InputError, match="from 0 to 2"):
-        measured("gpt2", layers=[3])
-    with pytest.raises(InputError, match="are for a corpus"):
-        measured("gpt2", shard=(0, 2))
+    refuses("from 0 to 2", measured, "gpt2", layers=[3])
+    refuses("are for a corpus", measured, "gpt2", shard=(0, 2))

@@ -8,6 +8,7 @@ import models
 import pytest
 import torch
 from caching import cached
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -259,8 +260,7 @@ def test_other_models_have_no_global_mass(name: str, stack: str | None) -> None:
     assert all(focus[mass].mean.isnan().all() and mass not in focus.quantities for mass in MASSES)
     assert all(focus.by_row(mass).isnan().all() for mass in MASSES)
     assert len(focus.state["sums"]) == len(focus.STATISTICS) - len(MASSES)
-    with pytest.raises(InputError, match='"among_global" is not defined on any row'):
-        focus.plot("among_global")
+    refuses('"among_global" is not defined on any row', focus.plot, "among_global")
 
 
 def test_global_tokens_by_default() -> None:
@@ -273,12 +273,10 @@ def test_global_tokens_by_default() -> None:
 def test_bad_inputs() -> None:
     model = models.hooked("longformer")
     ids = torch.randint(3, 59, (1, 69), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(InputError, match="68 positions; the text has 69"):
-        model.run(ids)
+    refuses("68 positions; the text has 69", model.run, ids)
     with pytest.raises(InputError, match="global_attention_mask must be from 0 to 1"):
         model.run({"input_ids": ids[:, :5], "global_attention_mask": torch.full((1, 5), 2)})
 
 
 def test_a_joint_embedding_needs_one_set_of_projections() -> None:
-    with pytest.raises(InputError, match="global tokens have their own"):
-        am.joint_embedding(models.hooked("longformer"), inputs())
+    refuses("global tokens have their own", am.joint_embedding, models.hooked("longformer"), inputs())

@@ -9,11 +9,12 @@ from typing import Any
 import models
 import pytest
 import torch
+from comparing import refuses
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
+from attnmech.errors import ModelNotFoundError, UnsupportedModelError, WeightsError
 from attnmech.model.files import adapters
 
 peft = pytest.importorskip("peft")
@@ -154,13 +155,11 @@ def test_adapters_that_are_no_weights_are_refused_by_name(kind: str) -> None:
 def test_an_adapter_that_does_more_than_its_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     source = adapted(KINDS["LoRA"]())
     source.register_forward_hook(lambda module, args, output: (2 * output[0],))
-    with pytest.raises(UnsupportedModelError, match="does not compute what the merged weights compute"):
-        am.load(source)
+    refuses("does not compute what the merged weights compute", am.load, source, error=UnsupportedModelError)
     monkeypatch.setattr(adapters, "_require_same_output", lambda *_: None)
     layer = source.base_model.model.model.layers[0].self_attn.q_proj
     layer.merge = lambda **_: None
-    with pytest.raises(UnsupportedModelError, match=r"at model\.layers\.0\.self_attn\.q_proj does not compute"):
-        am.load(source)
+    refuses(r"at model\.layers\.0\.self_attn\.q_proj does not compute", am.load, source, error=UnsupportedModelError)
 
 
 # -- folders -------------------------------------------------------------------------------------------------
@@ -196,33 +195,25 @@ def test_the_tokenizer_is_the_adapters_or_its_bases(tmp_path: Path) -> None:
 
 def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     folder, _ = saved(tmp_path, KINDS["LoRA"](), base_model_name_or_path=str(tmp_path / "none"))
-    with pytest.raises(ModelNotFoundError, match=r"holds an adapter of '.*none': there is no folder"):
-        am.load(folder)
+    refuses(r"holds an adapter of '.*none': there is no folder", am.load, folder, error=ModelNotFoundError)
     about = json.loads((folder / adapters.CONFIG).read_text())
     (folder / adapters.CONFIG).write_text(json.dumps(about | {"base_model_name_or_path": None}))
-    with pytest.raises(ModelNotFoundError, match="does not name its base model"):
-        am.load(folder)
+    refuses("does not name its base model", am.load, folder, error=ModelNotFoundError)
     (folder / adapters.CONFIG).write_text(json.dumps(about | {"base_model_name_or_path": str(tmp_path / "base")}))
     stored = load_file(folder / adapters.WEIGHTS)
     lost = min(stored)
     save_file({name: each for name, each in stored.items() if name != lost}, folder / adapters.WEIGHTS)
-    with pytest.raises(WeightsError, match=f"its adapter lacks 1 of the adapter's weights, including {lost}"):
-        am.load(folder)
+    refuses(f"its adapter lacks 1 of the adapter's weights, including {lost}", am.load, folder, error=WeightsError)
     save_file(stored | {lost.replace("layers.0", "layers.7"): stored[lost].clone()}, folder / adapters.WEIGHTS)
-    with pytest.raises(WeightsError, match=r"has no place for 1 of the adapter's weights, including .*layers\.7"):
-        am.load(folder)
+    refuses(r"has no place for 1 of the adapter's weights, including .*layers\.7", am.load, folder, error=WeightsError)
     save_file({name: each[:1].clone() for name, each in stored.items()}, folder / adapters.WEIGHTS)
-    with pytest.raises(WeightsError, match="its adapter does not fit LlamaForCausalLM"):
-        am.load(folder)
+    refuses("its adapter does not fit LlamaForCausalLM", am.load, folder, error=WeightsError)
     (folder / adapters.WEIGHTS).write_bytes((folder / adapters.WEIGHTS).read_bytes()[:-9])
-    with pytest.raises(WeightsError, match=r"adapter_model\.safetensors.* cut short"):
-        am.load(folder)
+    refuses(r"adapter_model\.safetensors.* cut short", am.load, folder, error=WeightsError)
     (folder / adapters.WEIGHTS).unlink()
-    with pytest.raises(ModelNotFoundError, match=r"but no adapter_model\.safetensors"):
-        am.load(folder)
+    refuses(r"but no adapter_model\.safetensors", am.load, folder, error=ModelNotFoundError)
     models.fresh("llama").save_pretrained(folder)
-    with pytest.raises(ModelNotFoundError, match="holds both an adapter and a model's weights"):
-        am.load(folder)
+    refuses("holds both an adapter and a model's weights", am.load, folder, error=ModelNotFoundError)
 
 
 def test_without_peft_a_folder_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +223,7 @@ def test_without_peft_a_folder_says_what_to_install(tmp_path: Path, monkeypatch:
         raise ImportError(name)
 
     monkeypatch.setattr(adapters, "import_module", absent)
-    with pytest.raises(InputError, match=r"pip install 'attnmech\[peft\]'"):
-        am.load(folder)
+    refuses(r"pip install 'attnmech\[peft\]'", am.load, folder)
 
 
 def test_a_model_without_an_adapter_is_as_it_was() -> None:

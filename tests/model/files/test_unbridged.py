@@ -9,12 +9,13 @@ from typing import Any
 import models
 import pytest
 import torch
+from comparing import refuses
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 import attnmech as am
-from attnmech.errors import InputError, UnsupportedModelError, WeightsError
+from attnmech.errors import UnsupportedModelError, WeightsError
 
 FAMILIES = ["gpt2", "bloom", "llama_bias", "bert", "gpt_neox", "gemma2", "t5"]
 FUSED = ["gpt2", "bloom", "gpt_neox"]
@@ -225,14 +226,11 @@ def test_other_things_of_transformer_lens_are_refused() -> None:
     bridge = bridge_of("gpt2")
     with pytest.raises(UnsupportedModelError, match=r"got \w*BlockBridge, a part of .* am.load\(bridge\)"):
         am.load(bridge.blocks[0])
-    with pytest.raises(InputError, match="a TransformerBridge, or left out; got TransformerBridgeConfig"):
-        am.load(bridge.cfg)
+    refuses("a TransformerBridge, or left out; got TransformerBridgeConfig", am.load, bridge.cfg)
     native = copy.copy(bridge)
     native.original_model = nn.Linear(2, 3)
-    with pytest.raises(UnsupportedModelError, match="must hold a transformers model; it holds Linear"):
-        am.load(native)
-    with pytest.raises(InputError, match=r"must come from am\.load"):
-        am.attention_focus(bridge, "the keys")
+    refuses("must hold a transformers model; it holds Linear", am.load, native, error=UnsupportedModelError)
+    refuses(r"must come from am\.load", am.attention_focus, bridge, "the keys")
     bridge.original_model = models.fresh("llama")
     with pytest.raises(
         am.errors.UnsupportedModelError, match=r"original_model is a LlamaForCausalLM without the bridge's"

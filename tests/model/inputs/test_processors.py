@@ -9,11 +9,11 @@ import pytest
 import senses
 import torch
 import transformers
+from comparing import refuses
 from models import randomised
 from scipy.io import wavfile  # type: ignore[import-untyped]
 
 import attnmech as am
-from attnmech.errors import InputError
 from attnmech.model.inputs.sounds import SoundEncoder, spectrogram_of
 
 Image = pytest.importorskip("PIL.Image", reason="pip install 'attnmech[images]'")
@@ -69,12 +69,9 @@ def test_bad_pictures_say_what_was_expected(tmp_path: Path) -> None:
         ({"input_ids": torch.arange(5)}, 'must hold only "pixel_values"'),
     ]
     for given, message in bad:
-        with pytest.raises(InputError, match=message):
-            model.run(given)
-    with pytest.raises(InputError, match=r"without its processor.*attnmech\[images\]"):
-        am.load(vit()).run(picture())
-    with pytest.raises(InputError, match=r"must be a transformers processor that makes pixel_values"):
-        am.load(vit(), processor=sound_processor())
+        refuses(message, model.run, given)
+    refuses(r"without its processor.*attnmech\[images\]", am.load(vit()).run, picture())
+    refuses(r"must be a transformers processor that makes pixel_values", am.load, vit(), processor=sound_processor())
 
 
 @pytest.mark.parametrize("name", ["wav2vec2", "hubert", "sew"])
@@ -109,10 +106,8 @@ def test_bad_recordings_say_what_was_expected() -> None:
         (torch.zeros(2, 3, 5), r"\[batch, samples\]; got \(2, 3, 5\)"),
     ]  # fmt: skip
     for given, message in bad:
-        with pytest.raises(InputError, match=message):
-            model.run(given)
-    with pytest.raises(InputError, match="without its processor"):
-        am.load(senses.plain("wav2vec2")).run((16_000, samples(150)))
+        refuses(message, model.run, given)
+    refuses("without its processor", am.load(senses.plain("wav2vec2")).run, (16_000, samples(150)))
 
 
 def test_the_times_of_frames_are_those_of_the_convolutions() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from comparing import refuses
 from own import (
     HEADS,
     LENGTH,
@@ -338,18 +339,12 @@ def test_what_is_refused(make: Callable[[], nn.Module], example: Any, message: s
 def test_inputs_must_be_those_of_the_example() -> None:
     images = MODULES["images"][1]
     model = am.load(randomised(Classifier()), example=images)
-    with pytest.raises(InputError, match="takes tensors, as in its example; got 'a text'"):
-        model.run("a text")
-    with pytest.raises(InputError, match="the module does not run on these inputs: RuntimeError"):
-        model.run(noise(5, 2, 6, 8))
-    with pytest.raises(InputError, match=re.escape("this module is called with argument 0; got 'images'")):
-        model.run({"images": images})
-    with pytest.raises(InputError, match="TransformerLens has no bridge for Classifier"):
-        _ = model.bridge
-    with pytest.raises(InputError, match="needs the tokens of a language model, and this model has none"):
-        am.residual_drift(model, images)
-    with pytest.raises(UnsupportedModelError, match="needs an example of its inputs"):
-        am.load(layer())
+    refuses("takes tensors, as in its example; got 'a text'", model.run, "a text")
+    refuses("the module does not run on these inputs: RuntimeError", model.run, noise(5, 2, 6, 8))
+    refuses(re.escape("this module is called with argument 0; got 'images'"), model.run, {"images": images})
+    refuses("TransformerLens has no bridge for Classifier", lambda: model.bridge)
+    refuses("needs the tokens of a language model, and this model has none", am.residual_drift, model, images)
+    refuses("needs an example of its inputs", am.load, layer(), error=UnsupportedModelError)
 
 
 def test_a_wrong_reading_is_refused() -> None:
@@ -369,8 +364,7 @@ def test_a_wrong_reading_is_refused() -> None:
 
     with pytest.warns(UnprovenWarning, match="NOT certified"):
         model = am.load(randomised(Scaled()), example=X)
-    with pytest.raises(CertificateError, match="output of the module itself does not hold"):
-        model.run(X, points=["pattern"])
+    refuses("output of the module itself does not hold", model.run, X, points=["pattern"], error=CertificateError)
 
 
 class Mixing(nn.Module):
@@ -397,5 +391,4 @@ def test_a_module_that_mixes_texts_or_passes_is_refused(by: str) -> None:
         return
     with pytest.warns(UnprovenWarning, match="first 'texts'"):
         model = am.load(module, example=X)
-    with pytest.raises(CertificateError, match="neither other texts of a batch nor earlier passes"):
-        model.run(X)
+    refuses("neither other texts of a batch nor earlier passes", model.run, X, error=CertificateError)

@@ -12,6 +12,7 @@ import models
 import pytest
 import torch
 import transformers
+from comparing import refuses
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -22,7 +23,7 @@ from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 
 import attnmech as am
-from attnmech.errors import CertificateError, ExactnessError, InputError, UnsupportedModelError
+from attnmech.errors import CertificateError, ExactnessError, UnsupportedModelError
 from attnmech.maths.precision import least_rounding
 from attnmech.model.attention import attend
 from attnmech.model.files.load import UnprovenWarning
@@ -180,8 +181,7 @@ def test_the_certificate_shows_itself() -> None:
     assert list(frame.columns) == ["check", "status", "residual", "tolerance", "statement", "detail"]
     assert set(frame.status) <= {"holds", "not checked"}
     assert len(frame) == len(certificate.checks)
-    with pytest.raises(InputError, match="compare their checks"):
-        certificate - certificate
+    refuses("compare their checks", lambda: certificate - certificate)
     lens = certificate.lens_frame()
     assert set(lens.verdict) <= {"agrees", "differs", "absent"}
     assert (lens.set_index("point").verdict[["resid_pre", "q", "k", "v", "pattern", "z"]] == "agrees").all()
@@ -523,8 +523,7 @@ def test_values_scaled_beyond_the_probe_are_found_by_the_pass_that_reaches_them(
     hooked = am.load(llama_attention(on_v=lambda self, v: from_place(v, 130, 1.01, axis=2))())
     ids = torch.randint(0, 47, (2, 140), generator=torch.Generator().manual_seed(4))
     assert hooked.certificate.ok and hooked.run(ids[:, :130]).unchecked == ()
-    with pytest.raises(ExactnessError, match=r"layer 1, token 130 .*of text 0: z = pattern v"):
-        hooked.run(ids)
+    refuses(r"layer 1, token 130 .*of text 0: z = pattern v", hooked.run, ids, error=ExactnessError)
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
@@ -784,8 +783,7 @@ def test_gpt_neo_sees_what_its_own_mask_shows(window: int) -> None:
 def test_gpt_neo_with_a_mask_of_another_shape_is_refused() -> None:
     model = wide_gpt_neo(256)
     model.transformer.h[1].attn.attention.bias[0, 0, 100, 3] = False
-    with pytest.raises(UnsupportedModelError, match=r"mask of the last 256 tokens.*`attention.bias`"):
-        am.load(model)
+    refuses(r"mask of the last 256 tokens.*`attention.bias`", am.load, model, error=UnsupportedModelError)
 
 
 def windowed(family: str, **options: Any) -> Any:

@@ -1,8 +1,8 @@
 """Inside `torch.autocast`, and with a default device that is not the CPU, nothing is computed."""
 
 import models
-import pytest
 import torch
+from comparing import refuses
 
 import attnmech as am
 
@@ -19,10 +19,8 @@ def test_every_call_is_refused_and_leaves_the_model_as_it_was() -> None:
             lambda ids: am.attention_focus(hooked, ids),
             lambda _: am.composition(hooked),
         ):
-            with pytest.raises(am.errors.InputError, match=EXPECTED):
-                call(ids)
-        with pytest.raises(am.errors.InputError, match=EXPECTED):
-            am.load(models.fresh("gpt2"))
+            refuses(EXPECTED, call, ids, error=am.errors.InputError)
+        refuses(EXPECTED, am.load, models.fresh("gpt2"), error=am.errors.InputError)
         with torch.autocast("cpu", enabled=False):
             assert torch.equal(hooked.run(ids).logits, before)
     assert torch.equal(hooked.run(ids).logits, before)
@@ -34,8 +32,7 @@ def test_a_default_device_other_than_the_cpu_is_refused() -> None:
     expected = "needs the CPU as torch's default device, and 'meta' is in force"
     with torch.device("meta"):
         for call in (hooked.run, lambda ids: am.attention_focus(hooked, ids), lambda _: am.load(raw)):
-            with pytest.raises(am.errors.InputError, match=expected):
-                call(ids)
+            refuses(expected, call, ids, error=am.errors.InputError)
         with torch.device("cpu"):
             hooked.run(ids)
     assert am.certify(hooked).ok

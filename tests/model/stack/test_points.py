@@ -8,6 +8,7 @@ import models
 import pytest
 import reference
 import torch
+from comparing import refuses
 from torch import Tensor, nn
 
 import attnmech as am
@@ -154,8 +155,7 @@ def test_missing_points_say_why(name: str) -> None:
     assert {point for point, about in hooked.points.items() if about.absent} == missing
     for point in missing:
         expected = f"^this model has no point {point!r}: .*{WITHOUT[point]}"
-        with pytest.raises(MissingPointError, match=expected):
-            hooked.run(torch.tensor([[5]]), points=[point])
+        refuses(expected, hooked.run, torch.tensor([[5]]), points=[point], error=MissingPointError)
         with pytest.raises(MissingPointError, match=expected), hooked.hooks({point: lambda x: None}):
             pass
 
@@ -192,8 +192,7 @@ def test_activations_answer_by_name_layer_and_lens_name() -> None:
     assert repr(acts) == "Activations(3 × 7 tokens: pattern 2,0; embed)" or "pattern 0,2" in repr(acts)
     with pytest.raises(MissingPointError, match=r"did not capture \('pattern', 1\); it holds: .*pattern 0,2"):
         acts["pattern", 1]
-    with pytest.raises(MissingPointError, match="did not capture 'logits'"):
-        acts.logits
+    refuses("did not capture 'logits'", lambda: acts.logits, error=MissingPointError)
     assert len(acts.tokens) == 3
 
 
@@ -227,14 +226,12 @@ def test_names_and_layers_that_cannot_be() -> None:
             hooked.run(ids, points=points)
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match=r"from 0 to 2 \(this model has 3 layers\); got 5"):
-        hooked.run(ids, points=["q"], layers=[0, 5])
+    refuses(r"from 0 to 2 \(this model has 3 layers\); got 5", hooked.run, ids, points=["q"], layers=[0, 5])
 
 
 def test_a_name_of_hostile_kind_is_an_input_error() -> None:
     for name in (3, ("pattern",), ("pattern", 1, 2), ("pattern", "1"), (1, 2), None, b"q", ("pattern", None), ()):
-        with pytest.raises(InputError, match=r"a point is a name or a pair|must be an int"):
-            getattr(parse, "__wrapped__", parse)(name)
+        refuses(r"a point is a name or a pair|must be an int", getattr(parse, "__wrapped__", parse), name)
 
 
 def test_weights_are_views_of_the_callers_parameters() -> None:

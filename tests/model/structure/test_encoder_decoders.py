@@ -10,7 +10,7 @@ import models
 import pytest
 import torch
 from caching import cached
-from comparing import require_gradient
+from comparing import refuses, require_gradient
 from torch import Tensor
 
 import attnmech as am
@@ -248,8 +248,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_exact_is_refused_with_the_reason(what: str) -> None:
     make, reason = REFUSED[what]
-    with pytest.raises(UnsupportedModelError, match=reason):
-        am.load(make().eval())
+    refuses(reason, am.load, make().eval(), error=UnsupportedModelError)
 
 
 def test_states_without_a_norm_are_read_so() -> None:
@@ -302,12 +301,10 @@ def test_a_stack_must_be_named() -> None:
     model = hooked("t5")
     with pytest.raises(InputError, match=r"choose one for 'pattern': 'encoder\.pattern', 'decoder\.pattern'"):
         model.run(inputs("t5"), points=["pattern"])
-    with pytest.raises(InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
-        am.decompose_scores(model, inputs("t5"))
+    refuses("`stack` must be one of 'encoder', 'decoder', 'cross'", am.decompose_scores, model, inputs("t5"))
     with pytest.raises(InputError, match=r"from 0 to 1 \(its encoder stack has 2 layers\); got 2"):
         model.run(inputs("t5"), points=[("encoder.pattern", 2)])
-    with pytest.raises(MissingPointError, match="the cross stack has no MLP"):
-        model.run(inputs("t5"), points=["cross.mlp_out"])
+    refuses("the cross stack has no MLP", model.run, inputs("t5"), points=["cross.mlp_out"], error=MissingPointError)
     with pytest.raises(InputError, match="must have one row per text; got 2 rows for 3 texts"):
         model.run(inputs("t5") | {"decoder_input_ids": torch.ones(2, 4, dtype=torch.long)})
 
@@ -329,8 +326,7 @@ def test_a_fault_of_the_whole_model_refuses_the_points_of_every_stack() -> None:
         source.decoder.block[2].layer[1].layer_norm.weight[3] = torch.nan
     assert not am.certify(model).ok
     for stack in STACKS:
-        with pytest.raises(CertificateError, match="holds NaN or infinity"):
-            model.run(inputs("t5"), points=[f"{stack}.pattern"])
+        refuses("holds NaN or infinity", model.run, inputs("t5"), points=[f"{stack}.pattern"], error=CertificateError)
         with pytest.raises(CertificateError):
             am.decompose_scores(model, inputs("t5"), stack=stack)
     with pytest.raises(CertificateError):

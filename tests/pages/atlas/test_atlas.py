@@ -13,6 +13,7 @@ import planted
 import pytest
 import torch
 from browser import opening
+from comparing import refuses
 from schemas import schema, strict
 from typer.testing import CliRunner
 
@@ -296,8 +297,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
         made().write(place)
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot make the folder"):
-        made().write(tmp_path / "file")
+    refuses("cannot make the folder", made().write, tmp_path / "file", error=OutputError)
 
 
 @pytest.mark.usefixtures("many_batches")
@@ -358,16 +358,11 @@ def test_hostile_tokens_are_text() -> None:
 
 def test_bad_input_is_refused() -> None:
     model = models.demo()
-    with pytest.raises(InputError, match="`inputs` must be texts"):
-        am.atlas(model, "Anna sang.")
-    with pytest.raises(InputError, match="documents"):
-        am.atlas(model, [])
-    with pytest.raises(InputError, match="`by` must be"):
-        am.atlas(model, TEXTS, by="size")
-    with pytest.raises(InputError, match="`k`"):
-        am.atlas(model, TEXTS, k=0)
-    with pytest.raises(InputError, match="one stack that reads tokens"):
-        am.atlas(models.hooked("t5"), TEXTS)
+    refuses("`inputs` must be texts", am.atlas, model, "Anna sang.")
+    refuses("documents", am.atlas, model, [])
+    refuses("`by` must be", am.atlas, model, TEXTS, by="size")
+    refuses("`k`", am.atlas, model, TEXTS, k=0)
+    refuses("one stack that reads tokens", am.atlas, models.hooked("t5"), TEXTS)
 
 
 def test_the_command_writes_a_folder_a_page_and_a_table(tmp_path: Path) -> None:
