@@ -560,7 +560,7 @@ def test_reducers_that_misbehave_are_named(where: str, wrong: Any, message: str)
         am.stream(models.hooked("bloom"), iter(documents), [Rows(21), Bad(where, wrong)])
     assert isinstance(caught.value, am.AttnmechError) and isinstance(caught.value, ValueError)
     if where != "merge":
-        with pytest.raises(ReducerError, match=message):  # a state that is no dictionary is shown on several lines
+        with pytest.raises(ReducerError, match=message):  # the message may show a tensor on several lines
             am.stream(models.hooked("bloom"), documents[0], [Bad(where, wrong)])
 
 
