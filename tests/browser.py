@@ -84,12 +84,7 @@ def chromium() -> Iterator[Chromium]:
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=str(CHROMIUM),
-            args=[
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-background-networking",
-                "--disable-component-update",
-            ],
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"],
         )
         yield Chromium(browser)
         browser.close()

@@ -52,10 +52,7 @@ def _rows(number: int) -> dict[str, Tensor]:
 
 
 def _heard(number: int) -> dict[str, Tensor]:
-    return {
-        "input_features": _noise(number, 1, 16, 20),
-        "feature_attention_mask": torch.ones(1, 20, dtype=torch.long),
-    }
+    return {"input_features": _noise(number, 1, 16, 20), "feature_attention_mask": torch.ones(1, 20, dtype=torch.long)}
 
 
 def _tiles(number: int) -> dict[str, Tensor]:

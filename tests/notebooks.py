@@ -59,10 +59,7 @@ def _run(notebook: Any) -> Any:
     with TemporaryDirectory() as folder:
         environment = {**os.environ, "IPYTHONDIR": folder, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         client = NotebookClient(
-            notebook,
-            km=ThisInterpreter(),
-            timeout=SECONDS_A_CELL,
-            resources={"metadata": {"path": folder}},
+            notebook, km=ThisInterpreter(), timeout=SECONDS_A_CELL, resources={"metadata": {"path": folder}}
         )
         client.execute(env=environment)
     return notebook

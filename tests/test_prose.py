@@ -50,11 +50,7 @@ def test_code_in_a_page_or_a_notebook_is_not_read(tmp_path: Path) -> None:
     assert places_under(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    DOCUMENTS,
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_document_holds_no_pattern(path: Path) -> None:
     assert list(places_in(path)) == []
 

@@ -182,9 +182,6 @@ def test_a_thousand_tokens_of_every_head_are_shown(demo: am.HookedModel) -> None
     assert len(acts.show("pattern").json) < 20e6
 
 
-# -- caches of TransformerLens ---------------------------------------------------------------------------------
-
-
 FAMILIES = ["gpt2", "llama_bias", "gpt_neox", "bert", "gemma2"]
 WITHOUT = {
     "gpt2": set(),

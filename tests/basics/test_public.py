@@ -81,9 +81,6 @@ def test_all_of_the_package_is_covered() -> None:
             "AttentionFocus.plot", "Intervention", "Columns"} <= PUBLIC.keys()  # fmt: skip
 
 
-# -- arguments that do not fit in another way --------------------------------------------------------------------
-
-
 @public
 def scaled(value: float, by: float, *, shift: float = 0.0, name: str) -> tuple[float, str]:
     return value * by + shift, name
@@ -135,8 +132,6 @@ def test_compare_checks_the_options_of_its_method() -> None:
         am.compare(model, model, ["Anna sang."], lambda model, inputs: None, lst=3)
 
 
-# -- one name, one meaning, one place ----------------------------------------------------------------------------
-
 SIGNATURES: Final = {name: inspect.signature(function) for name, function in (FUNCTIONS | CALLS).items()}
 
 DIFFER: Final = {
@@ -186,9 +181,6 @@ def test_arguments_have_one_order_everywhere(kind: Any) -> None:
             first[one, other] = call
 
 
-# -- how signatures read ---------------------------------------------------------------------------------------
-
-
 def test_signatures_spell_types_as_the_source_does() -> None:
     functions = [getattr(am, name) for name in am.__all__]
     methods = [vars(getattr(am.results, name)).values() for name in am.results.__all__]
@@ -219,9 +211,6 @@ def test_a_function_without_source_keeps_its_signature() -> None:
     assert str(inspect.signature(readable(made["made"]))) == "(value, *, key=1)"
 
 
-# -- messages --------------------------------------------------------------------------------------------------
-
-
 def test_a_warning_points_at_the_line_outside_the_package() -> None:
     within: dict[str, Any] = {"__name__": "attnmech.runs.deep", "warn": warn_user.__wrapped__}  # type: ignore[attr-defined]
     exec("def inner(): warn('Mind the gap.', FutureWarning)\ndef call(): inner()", within)
@@ -245,9 +234,6 @@ def test_one_thing_is_singular() -> None:
     )  # fmt: skip
     sentences = [repr(model), *map(repr, results), *(result.lead for result in results)]
     assert [text for text in sentences if re.search(r"\b1 (heads|layers|texts|tokens|measurements)\b", text)] == []
-
-
-# -- names -----------------------------------------------------------------------------------------------------
 
 
 MOVED = [

@@ -282,10 +282,7 @@ def test_what_is_read_is_not_written(attnmech: Command, tmp_path: Path, command:
 def test_a_journal_of_something_else_stops_the_command(attnmech: Command, tmp_path: Path) -> None:
     table, journal = tmp_path / "heads.csv", tmp_path / "heads.csv.journal"
     journal.write_text("of another run")
-    for command, said in (
-        ("focus", "holds an unfinished run that would write"),
-        ("ablate", "is not a valid journal"),
-    ):
+    for command, said in (("focus", "holds an unfinished run that would write"), ("ablate", "is not a valid journal")):
         ended = attnmech(command, "--text", "Anna sang.", "--out", table, "--overwrite")
         assert ended.status == 2 and said in ended.said
         assert journal.read_text() == "of another run" and list(tmp_path.iterdir()) == [journal]

@@ -72,9 +72,6 @@ def test_a_terminal_without_unicode(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "4 layers × 8 heads" in json.loads(printed("--overwrite", "--json"))["model"]
 
 
-# -- wording ---------------------------------------------------------------------------------------------------
-
-
 OPTIONS = [
     SimpleNamespace(name=name, opts=opts)
     for name, opts in (

@@ -31,9 +31,6 @@ _ALIGNED: Final = 16
 """Memory comes in multiples of this many bytes, a multiple of every type's size."""
 
 
-# -- what is counted -------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Count:
     """Kernel launches on the device and waits of the CPU for it, by the line that caused them."""
@@ -68,9 +65,6 @@ def _count(name: str, *, waits: bool = False) -> None:
     place = "elsewhere" if frame is None else f"{frame.f_code.co_filename.split('/attnmech/')[-1]}:{frame.f_lineno}"
     for count in _counts:
         (count.waits if waits else count.launches)[f"{name} {place}"] += 1
-
-
-# -- memory ----------------------------------------------------------------------------------------------------
 
 
 class _DLTensor(ctypes.Structure):
@@ -136,9 +130,6 @@ def _on_cpu(value: Tensor) -> Tensor:
     """The memory of a tensor of the device as a tensor of the CPU."""
     room, _ = _held[value.untyped_storage().data_ptr()]
     return room.view(value.dtype).as_strided(value.size(), value.stride(), value.storage_offset())
-
-
-# -- kernels ---------------------------------------------------------------------------------------------------
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -257,9 +248,6 @@ def _copied(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tenso
 
 def _convolution(*args: Any) -> Any:
     return _by_the_cpu(torch.ops.aten.convolution.default, *args)
-
-
-# -- the device ------------------------------------------------------------------------------------------------
 
 
 class _Module(_DummyBackendModule):  # type: ignore[misc]

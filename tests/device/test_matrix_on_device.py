@@ -91,9 +91,6 @@ def test_every_call_is_made_on_a_device(float64: str) -> None:
     assert not set(CALLS).difference(OF_NONE, *shares("gpu", float64).values())
 
 
-# -- the benchmark ---------------------------------------------------------------------------------------------
-
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 _RUN = f"""
 import os, runpy, sys
@@ -124,9 +121,6 @@ def test_the_benchmark_measures_a_tiny_model_on_the_device(tmp_path: Path) -> No
     assert len(costs) == 2
 
 
-# -- tensors elsewhere -----------------------------------------------------------------------------------------
-
-
 MOVED = {
     f"{what} to a model on {place}"
     for what in ("ids", "batch", "vectors", "a hook's pattern")
@@ -146,9 +140,6 @@ def test_what_lies_elsewhere_is_moved_or_refused() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(am.errors.InputError, match=r"device 'mps' cannot be used here \(.*\); try \"cpu\""):
         am.load(models.fresh("gpt2"), device="mps")
-
-
-# -- launches and waits ----------------------------------------------------------------------------------------
 
 
 LAUNCHES = {"run": 1.2, "focus": 3.3, "updates": 3.2}

@@ -85,9 +85,6 @@ def require_same(one: Any, other: Any) -> None:
             assert torch.equal(other[name], value), name
 
 
-# -- the same numbers ----------------------------------------------------------------------------------------
-
-
 PASSES: dict[str, Callable[..., Any]] = {
     "focus": am.attention_focus,
     "updates": am.residual_updates,
@@ -182,9 +179,6 @@ def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Pat
     refuses(r'a\.jsonl, line 2 has no "text"', am.attention_focus, demo, corpus, engine=two)
 
 
-# -- what a user's code does wrong ---------------------------------------------------------------------------
-
-
 class Broken(Lengths):
     """Returns NaN for one document."""
 
@@ -210,9 +204,6 @@ def test_errors_of_workers_are_those_of_a_local_run(demo: am.HookedModel, two: a
     assert str(there.value) == str(here.value)
     with pytest.raises(EngineError, match=r"^a reducer or a hook cannot be sent to worker processes \(.*lock"):
         am.stream(demo, iter(TEXTS[:30]), [Unsendable(30)], engine=two)
-
-
-# -- what ends in the middle ---------------------------------------------------------------------------------
 
 
 def test_killed_workers_change_nothing(demo: am.HookedModel, two: am.Ray) -> None:
@@ -309,9 +300,6 @@ def test_an_interrupted_run_ends_its_workers_and_resumes(demo: am.HookedModel, t
     wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in processes))
     (found,) = am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))], journal=journal)
     require_same(am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))])[0], found)
-
-
-# -- refused calls -------------------------------------------------------------------------------------------
 
 
 def test_clusters_that_are_not_there(monkeypatch: pytest.MonkeyPatch, demo: am.HookedModel) -> None:

@@ -103,11 +103,7 @@ def updates(view: ScoreNumbers) -> UpdateNumbers:
     attended[0], attended[2], attended[1] = view.ranked_key[0, :, :, 0], view.ranked_key[1, :, :, 0], 1
     attended[:, :, 0] = -1
     return UpdateNumbers(
-        tokens=TOKENS,
-        layers=(2, 4, 5),
-        magnitude=magnitude,
-        orientation=orientation,
-        attended=attended,
+        tokens=TOKENS, layers=(2, 4, 5), magnitude=magnitude, orientation=orientation, attended=attended
     )
 
 

@@ -125,9 +125,6 @@ def test_a_run_brings_its_tokens() -> None:
     refuses("omit `tokens`", am.draw.attention, acts, ["a"], error=am.errors.InputError)
 
 
-# -- what every view checks ------------------------------------------------------------------------------------
-
-
 TOKENS = ["a", "b", "c"]
 GOOD = np.tril(np.ones((2, 4, 3, 3))) / np.array([1, 2, 3])[:, None]
 

@@ -164,9 +164,6 @@ def test_a_choice_that_is_made_already_is_not_followed() -> None:
     assert values.at({"layer": 1, "head": 0}) == 5.0
 
 
-# -- figures 7 to 10 -------------------------------------------------------------------------------------------
-
-
 TOKENS = ["What", " does", " it", " do"]
 LABELS = ["0 What", "1 ·does", "2 ·it", "3 ·do"]
 # 2 heads × 4 tokens: head 1 has a magnitude of 0 at token 2, and head 0 is undefined at token 3.

@@ -58,9 +58,6 @@ def test_the_numbers_of_a_figure_as_a_table() -> None:
     assert Figure().to_frame().empty
 
 
-# -- pages and files -------------------------------------------------------------------------------------------
-
-
 CLASSES = [kind for kind in (getattr(am.results, name) for name in dir(am.results)) if inspect.isclass(kind)]
 PAGED = [kind for kind in (*CLASSES, am.draw.View) if hasattr(kind, "to_html") or hasattr(kind, "write_html")]
 

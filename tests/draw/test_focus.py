@@ -86,11 +86,7 @@ def test_each_figure_rings_its_own_number(focus: FocusNumbers) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("self_top", "at the token itself"),
-        ("first_top", "at the first token"),
-        ("concentration", "p(1) − p(2)"),
-    ],
+    [("self_top", "at the token itself"), ("first_top", "at the first token"), ("concentration", "p(1) − p(2)")],
 )
 def test_each_figure_draws_its_number(name: str, words: str, focus: FocusNumbers) -> None:
     figure = rank_lines(focus, name)

@@ -62,9 +62,6 @@ def test_a_threshold_that_no_weight_can_have_is_refused(threshold: float) -> Non
         token_graph(causal(), TOKENS, layers=[2, 5], threshold=threshold)
 
 
-# ---- in a browser -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize("make", [causal, both_ways])
 def test_edges_are_the_weights_of_at_least_the_threshold(

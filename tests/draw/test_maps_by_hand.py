@@ -55,9 +55,6 @@ def test_what_is_refused() -> None:
     refuses("must hold probabilities", edges, torch.randn(5, 5))
 
 
-# -- maps of layers and heads ----------------------------------------------------------------------------------
-
-
 SHARES = np.array([[0.5, 0.25, np.nan], [0.125, 1.0, 0.75]])
 
 

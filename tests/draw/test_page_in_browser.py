@@ -193,7 +193,7 @@ def test_a_figure_of_another_tab_shows_the_choice_once_its_tab_is_chosen(opened_
     opened_full.click("#tab-write")
     opened_full.wait_for_function(
         """() => !document.querySelector("#magnitude.stale")
-                 && document.getElementById("magnitude").data.map(({opacity}) => opacity).join() === "0.4,0.4,1\"""",
+                 && document.getElementById("magnitude").data.map(({opacity}) => opacity).join() === "0.4,0.4,1\""""
     )
     opened_full.evaluate("history.back()")
     opened_full.wait_for_selector("#tab-look[aria-selected=true]")

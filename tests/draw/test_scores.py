@@ -48,11 +48,7 @@ def test_the_map_holds_the_scores_and_leaves_hidden_cells_blank() -> None:
 def test_each_row_with_a_choice_is_marked_once() -> None:
     traces = by_meta(attention_map(SCORES, TOKENS))
     marks = {mark: list(zip(traces[mark].y, traces[mark].x, strict=True)) for mark in MARKS}
-    assert marks == {
-        "self": [("1 ·does", "1 ·does")],
-        "first": [("2 ·it", "0 What")],
-        "other": [("3 ·do", "1 ·does")],
-    }
+    assert marks == {"self": [("1 ·does", "1 ·does")], "first": [("2 ·it", "0 What")], "other": [("3 ·do", "1 ·does")]}
     assert len({style.colour for style in MARKS.values()}) == len({style.symbol for style in MARKS.values()}) == 3
 
 
@@ -77,11 +73,7 @@ def test_the_frame_is_drawn_around_the_row_asked_for() -> None:
 def test_the_triangle_holds_the_shares_by_where_the_key_stands() -> None:
     traces = by_meta(of_one(triangle_chart, SHARES, KEYS, TOKENS))
     corners = {mark: [list(traces[mark][corner]) for corner in "abc"] for mark in MARKS}
-    assert corners == {
-        "self": [[0.1], [0.2], [0.7]],
-        "first": [[0.6], [0.3], [0.1]],
-        "other": [[0.25], [0.5], [0.25]],
-    }
+    assert corners == {"self": [[0.1], [0.2], [0.7]], "first": [[0.6], [0.3], [0.1]], "other": [[0.25], [0.5], [0.25]]}
     assert list(traces["other"].customdata[0]) == ["3 ·do", "1 ·does"]
 
 

@@ -43,9 +43,6 @@ def test_special_has_an_entry_for_each_key() -> None:
         sentence_view(causal(), TOKENS, layers=[2, 5], special=[True])
 
 
-# ---- in a browser -------------------------------------------------------------------------------------------------
-
-
 def lines(page: Any) -> list[dict[str, Any]]:
     """The lines, two frames later."""
     return list(

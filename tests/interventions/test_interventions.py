@@ -134,9 +134,6 @@ def test_what_it_touches() -> None:
     assert Intervention(Zero("mlp_out"), ()).touches is None
 
 
-# -- files -------------------------------------------------------------------------------------------------------
-
-
 MEAN, STACKED = torch.randn(1, 3, 4, 2), torch.randn(2, 5)[:, None].expand(2, 3, 5)
 SHARED = ({0: MEAN, 1: MEAN}, {0: MEAN, 1: MEAN[:, 1:]}, {0: STACKED, 1: STACKED.transpose(1, 2)})
 KEPT = [*SHARED, *(values(1, 2, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64))]
@@ -175,9 +172,6 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": header})
     for path in (text, foreign, other, *(broken.with_suffix(f".{number}") for number in range(3))):
         refuses(f"{path.name} does not hold an intervention", Intervention.load, path)
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------
 
 
 WRONG: list[tuple[Callable[[], Any], str]] = [

@@ -82,9 +82,6 @@ def test_sentences_count_texts_not_groups() -> None:
     assert "clear effect on 1024 texts" in grouped and f"about {4 * needed} texts would" in grouped
 
 
-# -- layers that are added together ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neo", "gemma2"])
 @pytest.mark.parametrize("call", [am.attention_focus, am.residual_updates])
 def test_sums_do_not_depend_on_how_many_layers_are_added_together(

@@ -39,18 +39,12 @@ def two_errors(share: float, runs: int) -> float:
     return 2 * math.sqrt(share * (1 - share) / runs)
 
 
-# -- one by one ----------------------------------------------------------------------------------------------
-
-
 def test_of_texts_of_one_length_it_is_the_t_interval() -> None:
     values = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     low, high = TextMeans.of_ratio(values * 7, torch.full((1, 8), 7.0)).interval(level=0.9)
     for row, column in enumerate(values.numpy()):
         wanted = t.interval(0.9, 7, loc=column.mean(), scale=column.std(ddof=1) / math.sqrt(8))
         assert (float(low[row]), float(high[row])) == pytest.approx(wanted, rel=1e-12)
-
-
-# -- all together --------------------------------------------------------------------------------------------
 
 
 def test_what_a_replicate_draws() -> None:
@@ -164,9 +158,6 @@ def test_how_many_texts_would_do() -> None:
     assert all_alike.texts_needed((0,)) == 11  # 2^(1 − 11) ≤ 0.05 / 32
 
 
-# -- direction -----------------------------------------------------------------------------------------------
-
-
 def test_direction_counts_texts_and_leaves_ties_out() -> None:
     values = torch.zeros(3, 14)
     values[0, :11] = 1.0  # 11 of 11, three ties
@@ -177,9 +168,6 @@ def test_direction_counts_texts_and_leaves_ties_out() -> None:
     assert means.clear.tolist() == [True, False, False] and means.agreeing.tolist() == [11, 1, 0]
     assert means.ties.tolist() == [3, 3, 0]
     assert means.one_text.tolist() == [False, True, False] and not means.clear_size[1]
-
-
-# -- by simulation -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.35, 1.0], ids=["one length", "factor of two", "factor of ten"])

@@ -24,17 +24,11 @@ def test_nothing_to_correlate() -> None:
     assert math.isnan(rank_correlation(torch.ones(1), torch.ones(1)))
 
 
-# -- products --------------------------------------------------------------------------------------------------
-
-
 def test_by_head() -> None:
     generator = torch.Generator().manual_seed(3)
     x, W = torch.randn(2, 3, 96, generator=generator), torch.randn(5, 96, 72, generator=generator)
     wanted = torch.stack([x.double() @ each.double() for each in W], dim=1)
     torch.testing.assert_close(product_by_head(x, W).double(), wanted, rtol=0, atol=3e-5)
-
-
-# -- blocks ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("free", "expected"), [(80 * 2**30, 256 * 2**20), (2**30, 64 * 2**20), (2**20, 8 * 2**20)])

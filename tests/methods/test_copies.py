@@ -175,10 +175,7 @@ def test_a_text_with_two_answers_is_two_texts(model: am.HookedModel) -> None:
 
 def test_a_pair_or_label_that_is_given_again_is_counted(model: am.HookedModel) -> None:
     words = models.WORDS[3:]
-    pairs, labels = (
-        [*itertools.pairwise(words[:7])],
-        [(" ".join(words[:place]), 4, 2, "two") for place in (6, 7)],
-    )
+    pairs, labels = ([*itertools.pairwise(words[:7])], [(" ".join(words[:place]), 4, 2, "two") for place in (6, 7)])
     one, three = (
         am.function_heads(model, examples, shots=2, prompts=3) for examples in (pairs, iter([*pairs, *pairs[::-1]]))
     )

@@ -143,11 +143,7 @@ def test_every_kind_of_input_has_its_nouns() -> None:
     assert [nouns.first for nouns in (TEXT, IMAGE, SOUND, INPUT)] == ["first token", *["first position"] * 3]
     assert [nouns.query_token for nouns in (TEXT, IMAGE, HEARD)] == ["query token", "query patch", "query token"]
     assert [nouns.key_token for nouns in (TEXT, IMAGE, HEARD)] == ["key token", "key patch", "key frame"]
-    assert [nouns.both_texts for nouns in (TEXT, INPUT, HEARD)] == [
-        "two texts",
-        "two inputs",
-        "text and the recording",
-    ]
+    assert [nouns.both_texts for nouns in (TEXT, INPUT, HEARD)] == ["two texts", "two inputs", "text and the recording"]
     assert [nouns.key_text for nouns in (TEXT, INPUT, HEARD)] == ["encoder's text", "encoder's input", "recording"]
 
 

@@ -53,9 +53,6 @@ def data_of(html: str) -> dict[str, Any]:
     return dict(json.loads(found[1]))
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
-
-
 def test_numbers_are_columns_with_their_intervals_and_what_is_clear() -> None:
     heads = heads_of(table(), LAYERS, HEADS, {"effect": "change, nats"}, {})
     assert [(number.name, number.label) for number in heads.numbers] == [("effect", "change, nats"), ("size", "size")]
@@ -80,11 +77,7 @@ def test_numbers_are_columns_with_their_intervals_and_what_is_clear() -> None:
 
 @pytest.mark.parametrize(
     ("columns", "measured"),
-    [
-        ({"texts": 8}, 5),
-        ({}, 1),
-        ({"change": NOISE, "exact": NOISE - 1}, 5),
-    ],
+    [({"texts": 8}, 5), ({}, 1), ({"change": NOISE, "exact": NOISE - 1}, 5)],
     ids=["a number that all heads share", "a single head", "rounding in every head, and differences by rounding"],
 )
 def test_numbers_that_say_nothing_are_left_to_the_table(columns: dict[str, Any], measured: int) -> None:
@@ -144,9 +137,6 @@ def test_the_page_begins_with_the_head_of_its_lead_or_the_largest_clear_one(lead
     assert (first["layer"], first["head"]) == start
 
 
-# -- results ---------------------------------------------------------------------------------------------------------
-
-
 def test_pairs_of_heads_keep_the_column_of_figures() -> None:
     pairs = am.ablate_pairs(models.demo(), ["Anna sang of shells."], [((1, 4), (2, 6))])
     assert 'id="head-map"' not in pairs.to_html()
@@ -189,9 +179,6 @@ def test_a_view_of_one_layer_follows_the_page_within_that_layer(chromium: Any, t
         assert head.input_value() == "2" and page.inner_text("#head-name") == f"L{3 - layer}H5"
         head.select_option("7")
         assert page.inner_text("#head-name") == f"L{layer}H7"
-
-
-# -- in a browser ------------------------------------------------------------------------------------------------------
 
 
 def click_cell(page: Any, figure: str, row: int, column: int) -> None:

@@ -90,9 +90,6 @@ def test_other_files_are_refused(write: Callable[[Path], object], message: str, 
         am.load_result(tmp_path / "file.safetensors")
 
 
-# -- provenance and tensors ------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def split() -> am.results.ScoreDecomposition:
     return am.decompose_scores(models.hooked("bloom"), models.token_ids("bloom"))

@@ -57,9 +57,6 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     refuses(r'a\.jsonl, line 1 has no "text"', list, am.CorpusFiles(f"file://{tmp_path}"))
 
 
-# -- records ---------------------------------------------------------------------------------------------------
-
-
 SENTENCES = ["Anna sang of shells.", "Tom gave the old key to Anna.", "Tom sang."]
 
 

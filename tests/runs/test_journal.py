@@ -192,9 +192,6 @@ def test_what_is_cut_off_or_changed_is_refused(tmp_path: Path) -> None:
     assert journal.resume() is not None
 
 
-# -- what is measured again ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("dtype", "same", "other"),
     [
@@ -215,9 +212,6 @@ def test_numbers_measured_again_may_differ_by_rounding(
         changed[place] = held[place] + step if step == step else step
         with pytest.raises(JournalError, match=f"{names[place]} is {held[place]:.6g} in the journal, .* now. The"):
             journal.require_same(names, held, changed, dtype)
-
-
-# -- who owns it ---------------------------------------------------------------------------------------------
 
 
 def interrupted(path: Path, error: type[BaseException]) -> None:

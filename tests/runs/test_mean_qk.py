@@ -19,8 +19,6 @@ from attnmech.interventions.edits import Scale
 
 WITH_ONE_TOKEN = [*LENGTHS[:-1], 1]
 
-# -- what they are -------------------------------------------------------------------------------------------
-
 
 @pytest.mark.usefixtures("many_batches")
 @pytest.mark.parametrize("per_position", [False, True])
@@ -66,10 +64,7 @@ def test_means_of_other_runs_are_not_merged() -> None:
     calls: list[tuple[Any, str]] = [
         (lambda: part.merged(whole), "share documents"),
         (lambda: am.mean_qk(model, torch.stack([texts[0]] * 2)).merged(part), "only if their corpus is known"),
-        (
-            lambda: part.merged(am.mean_qk(models.hooked("llama"), iter(texts), shard=(0, 3))),
-            "same model, layers",
-        ),
+        (lambda: part.merged(am.mean_qk(models.hooked("llama"), iter(texts), shard=(0, 3))), "same model, layers"),
         (lambda: part.merged(3), "can only be merged with means"),  # type: ignore[arg-type]
     ]
     for call, said in calls:
@@ -83,9 +78,6 @@ def test_nothing_to_take_a_mean_over() -> None:
     refuses("`per_position` must be True or False", am.mean_qk, model, models.token_ids("llama"), per_position="token")
     tokenized = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
     refuses("only first and special tokens", am.mean_qk, tokenized, "[PAD]")
-
-
-# -- equality and files --------------------------------------------------------------------------------------
 
 
 def test_equal_where_they_hold_the_same() -> None:
@@ -142,9 +134,6 @@ def test_an_intervention_with_means_is_a_value(tmp_path: Path) -> None:
         changed = model.run(ids, points=["pattern"])["pattern"]
     with model.intervene(loaded):
         assert torch.equal(model.run(ids, points=["pattern"])["pattern"], changed)
-
-
-# -- interventions -------------------------------------------------------------------------------------------
 
 
 def attention_to_previous(model: am.HookedModel, ids: Tensor, *changes: Intervention) -> float:

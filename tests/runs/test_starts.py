@@ -92,9 +92,6 @@ def test_hooks_of_the_user_are_called() -> None:
     torch.testing.assert_close(found, expected.double(), rtol=2e-6, atol=1e-9)
 
 
-# -- what changes share ----------------------------------------------------------------------------------------
-
-
 def test_what_changes_share() -> None:
     first, second, third = (Intervention.zero([(0, head)]) for head in range(3))
     assert shared([(first, second), (first, third), (first,)]) == 1

@@ -221,9 +221,6 @@ def test_a_template_in_the_wrong_stack_is_refused() -> None:
         am.ablate_heads(models.hooked("t5"), models.token_ids("t5"), method=method)
 
 
-# -- pairs of heads --------------------------------------------------------------------------------------------
-
-
 PAIRS = [((0, 1), (1, 2)), ((1, 0), (1, 2)), ((1, 2), (0, 0))]
 
 

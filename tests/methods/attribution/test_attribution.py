@@ -148,9 +148,6 @@ def test_exact_effects_are_those_of_patching(family: str) -> None:
     assert again.confirmation is not None and again.confirmation.names != some.confirmation.names
 
 
-# -- planted circuits --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("method", ["gradient", "integrated"])
 def test_the_heads_of_a_planted_circuit_come_first_and_are_confirmed(method: str) -> None:
@@ -197,9 +194,6 @@ def test_the_interval_of_missed_nodes_inverts_the_hypergeometric_tests(marked: i
             inside.append(count)
     assert count_interval(marked, drawn, total) == (inside[0], inside[-1])
     assert inside == list(range(inside[0], inside[-1] + 1))
-
-
-# -- the result --------------------------------------------------------------------------------------------------
 
 
 def test_numbers_of_a_confirmation() -> None:

@@ -27,9 +27,6 @@ def edge_estimates(model: am.HookedModel, *prompts: Any, **options: Any) -> Edge
     return attribution
 
 
-# -- by hand ----------------------------------------------------------------------------------------------------------
-
-
 def mlp_of(family: str, block: Any, stream: Tensor) -> Tensor:
     """What the MLP of a raw block writes when it reads this stream."""
     if family == "gpt2":
@@ -67,10 +64,7 @@ def reading(plain: Any, family: str, receiver: str, change: Tensor) -> Iterator[
                 changed[..., mine] = module.forward(norm.forward(kept[0] + change))[..., mine]
                 return changed
 
-        handles += [
-            source.register_forward_pre_hook(keep, with_kwargs=True),
-            write.register_forward_hook(made),
-        ]
+        handles += [source.register_forward_pre_hook(keep, with_kwargs=True), write.register_forward_hook(made)]
     try:
         yield
     finally:
@@ -193,9 +187,6 @@ def test_other_precisions(family: str, dtype: torch.dtype) -> None:
     assert rounded.effect.dtype == torch.float64
 
 
-# -- planted circuits -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("method", ["gradient", "integrated", "relp"])
 def test_the_edges_of_a_planted_chain_are_found(method: str) -> None:
@@ -229,9 +220,6 @@ def test_greedy_circuits_are_connected_to_the_logits() -> None:
     assert set(circuit.edges) == set(chosen)
     assert edges.circuit(1.0) == am.Circuit(edges=tuple(edges._names))
     assert [len(some) for some in edges.circuits()] == [1, 2, 6, 12, 25, 63, 126]
-
-
-# -- the result -------------------------------------------------------------------------------------------------------
 
 
 def test_what_a_result_says_draws_and_subtracts() -> None:
@@ -284,9 +272,6 @@ def test_hooks_are_refused_and_sizes_checked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("attnmech.methods.attribution.result.MAX_BYTES", 8 * 370 * 3 - 1)
     with pytest.raises(InputError, match=r'370 edges on 3 pairs would take .* Use fewer pairs, nodes="heads"'):
         edge_estimates(hooked, clean, corrupted, **JUDGED)
-
-
-# -- beside TransformerLens ----------------------------------------------------------------------------------------
 
 
 def test_exact_effects_of_edges_between_heads_are_those_of_transformer_lens() -> None:

@@ -52,9 +52,6 @@ def hooks_of(model: am.HookedModel) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------
-
-
 class ByHand:
     """A forward pass by hand, which keeps its values at the points."""
 
@@ -155,9 +152,6 @@ def test_gradients_are_those_of_a_forward_by_hand(family: str, by_hand: type[ByH
     close(found, expected)
     ordinary = gradients(model, ids)
     assert not torch.allclose(found["mlp_out", 0], ordinary["mlp_out", 0], rtol=1e-2)
-
-
-# -- any model -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.core
@@ -271,9 +265,6 @@ def test_an_entry_of_zero_passes_nothing_on() -> None:
         gelu(x).sum().backward()
     assert x.grad is not None and x.grad[0] == 0
     torch.testing.assert_close(x.grad[1:], gelu(x.detach())[1:] / x.detach()[1:])
-
-
-# -- contexts --------------------------------------------------------------------------------------------------
 
 
 def test_other_threads_get_ordinary_gradients() -> None:

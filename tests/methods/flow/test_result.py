@@ -180,9 +180,6 @@ def _cells(view: Any) -> Tensor:
     return torch.tensor(np.array(view.data["props"]["attention"], dtype=np.float64)).nan_to_num()
 
 
-# -- gradients of patterns -------------------------------------------------------------------------------------
-
-
 def some_logit(logits: Tensor, batch: Any) -> Tensor:
     """A metric of every model: a logit of the last token, and half another of the first."""
     found: Tensor = logits[:, -1, 3] - 0.5 * logits[:, 0, 5] ** 2

@@ -11,10 +11,7 @@ from models import hooked
 from scipy.stats import spearmanr
 
 from attnmech.methods.joint_embedding import token_pairs
-from attnmech.methods.joint_embedding.distances import (
-    row_rank_correlation,
-    weighted_correlation,
-)
+from attnmech.methods.joint_embedding.distances import row_rank_correlation, weighted_correlation
 from attnmech.methods.joint_embedding.formulas import spread_ratio
 from attnmech.methods.joint_embedding.sums import in_threads
 from attnmech.methods.joint_embedding.token_pairs import Pairs, Tokens, sampled, visible_pairs
@@ -75,9 +72,6 @@ def test_a_token_is_drawn_by_its_text_and_place_alone() -> None:
     assert sampled(tokens, documents, 100, seed=1).tolist() == list(range(15))
 
 
-# -- correlations of distances and products --------------------------------------------------------------------
-
-
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -101,9 +95,6 @@ def test_spread_ratio_of_points_and_of_one_point() -> None:
     assert spread_ratio(points, points) == pytest.approx(1)
     assert spread_ratio(points[:1].expand(5, -1), points) == 0.0
     assert math.isnan(spread_ratio(points[:1], points))
-
-
-# -- threads ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -146,9 +146,6 @@ def test_clusters_are_those_of_average_linkage() -> None:
     assert len(alike.clusters(1.0)) == 1
 
 
-# -- how texts are run ------------------------------------------------------------------------------------------
-
-
 def same(one: am.results.Redundancy, other: am.results.Redundancy) -> None:
     assert torch.allclose(one.divergence, other.divergence, atol=1e-6, equal_nan=True)
     for end, its in zip(
@@ -258,9 +255,6 @@ def test_names_in_the_map_do_not_overlap(width: int, count: int, chromium: Any, 
     assert len(left) > 20 and bool((apart | apart.T | np.eye(len(left), dtype=bool)).all())
 
 
-# -- what is shown ----------------------------------------------------------------------------------------------
-
-
 def test_the_demo_models_heads() -> None:
     alike = am.redundancy(models.demo(), documents(8))
     assert "layer 0 has the fewest effective heads, 2.3 of 8" in alike.lead
@@ -287,9 +281,6 @@ def test_one_layer_and_no_sampled_rows() -> None:
     assert none.clusters(1.0, layer=1) and len(none._sections()) == 1
     refuses("pass `layer`", none.clusters, 1.0)
     refuses("pass `layer`", none.plot)
-
-
-# -- bad input --------------------------------------------------------------------------------------------------
 
 
 def test_too_many_patterns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

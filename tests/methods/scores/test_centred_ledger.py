@@ -40,9 +40,6 @@ def expected_terms(
     return centred.naive_terms(split, centred.own_means(split.q, counted), centred.own_means(split.k, counted), own)
 
 
-# -- what the terms are --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "side"),
     [(name, "right") for name in FAMILIES] + [(name, "left") for name in ("llama", "gptj", "gemma2", "bloom")],
@@ -122,9 +119,6 @@ def test_split_at_the_biases_it_is_the_native_ledger(name: str) -> None:
     close(split.terms["position"].expand_as(position), position, 1e-12)
 
 
-# -- fixed means ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gptj"])
 def test_a_text_is_taken_out_of_the_reference_it_is_in(name: str) -> None:
     model, ids = models.hooked(name, F64), models.token_ids(name, 5, 6)
@@ -164,9 +158,6 @@ def test_a_text_of_t5_is_taken_out_of_the_reference(stack: str) -> None:
     one, other = (am.decompose_scores(model, first, stack=stack, centre=each) for each in (means, others))
     for term in TERMS:
         close(one.terms[term], other.terms[term], 1e-12, float(one.largest.max()))
-
-
-# -- means by position ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
@@ -222,9 +213,6 @@ def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
     refuses("has 40", am.decompose_scores, model, text[:, :5], centre=few)
 
 
-# -- the result ----------------------------------------------------------------------------------------------
-
-
 def test_notes_say_where_scores_are_split() -> None:
     model, ids = models.hooked("llama"), models.token_ids("llama", 2, 5)
     means = am.mean_qk(model, models.token_ids("llama", 4, 6, seed=8))
@@ -240,9 +228,6 @@ def test_contrasts_add_up_and_name_position() -> None:
     one, other = (each.contrast(query=5, key_a=4, key_b=1) for each in (split, native))
     torch.testing.assert_close(one.total, other.total, rtol=0, atol=1e-12)
     assert "position" in one.explain(layer=1, head=2) and "position" not in other.explain(layer=1, head=2)
-
-
-# -- refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -80,9 +80,6 @@ def _product(query: Tensor, key: Tensor) -> float:
     return float(query.norm(dim=-1).sum(dim=-1).max() * key.norm(dim=-1).sum(dim=-1).max())
 
 
-# -- against plain transformers models -----------------------------------------------------------------------
-
-
 @torch.no_grad()
 def parts_by_hand(name: str, ids: Tensor, layer: int, directions: Any) -> dict[str, Tensor]:
     """The parts of a layer's attn_in along directions, from the hidden states of the plain model."""
@@ -176,9 +173,6 @@ def test_dependent_directions_share_what_they_explain_and_the_result_says_so() -
     assert "3 sources from 2 directions; residual" in repr(alone)
 
 
-# -- dictionaries --------------------------------------------------------------------------------------------
-
-
 def test_a_large_dictionary_has_only_its_active_features_as_sources() -> None:
     hooked, ids = models.hooked("gpt2", F64), models.token_ids("gpt2", 1, 7)
     dictionary = Dictionary(20_000, hooked.d_model, size=0.05, dtype=F64)
@@ -227,9 +221,6 @@ def test_half_precision_models() -> None:
         assert why.parts[0].query.dtype == F32
 
 
-# -- the result ----------------------------------------------------------------------------------------------
-
-
 def test_a_result_names_its_directions() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     made = [
@@ -269,9 +260,6 @@ def test_pairs_and_the_figure_show_the_matrix() -> None:
             at = whole.y.index("norm shift"), whole.x.index("rest" if "rest" in whole.x else "L0 MLP")
             names = "norm shift", whole.x[at[1]]
             assert float(whole.z[at]) == pytest.approx(float(matrix[tuple(map(why.sources.index, names))]), rel=1e-6)
-
-
-# -- what it leaves alone, and what it refuses ---------------------------------------------------------------
 
 
 def test_a_hook_on_the_stream_is_part_of_it_and_one_on_attn_in_is_refused() -> None:

@@ -60,9 +60,6 @@ def check(found: am.results.VarianceShares, expected: dict[str, np.ndarray], tol
     torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=tolerance)
 
 
-# -- the definition ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "side"),
@@ -127,9 +124,6 @@ def test_means_by_position_of_texts_together_or_of_a_corpus() -> None:
     torch.testing.assert_close(streamed.shares, together.shares, rtol=0, atol=1e-10)
 
 
-# -- corpora -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("many_batches")
 def test_a_corpus_is_the_sum_of_its_texts() -> None:
     model, texts = models.hooked("llama", F64), documents()
@@ -173,9 +167,6 @@ def test_results_on_other_terms_are_not_subtracted() -> None:
     with pytest.raises(InputError):
         one - am.variance_shares(model, iter(texts), first_key=False)
     torch.testing.assert_close((whole - one).shares, whole.shares - one.shares, rtol=0, atol=1e-12, equal_nan=True)
-
-
-# -- the result ----------------------------------------------------------------------------------------------
 
 
 def test_layers_left_out_are_nan_and_figures_are_of_terms() -> None:

@@ -36,9 +36,6 @@ def planes_of(name: str, layer: int, d_head: int) -> list[tuple[int, int, float]
     ]
 
 
-# -- bands ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "centre"),
     [("gpt_neox", "mean"), ("gemma2", "mean"), ("gpt_oss_yarn", "mean"), ("llama4_text", "mean"), ("qwen3_bias", None)],
@@ -134,9 +131,6 @@ def test_edges_and_models_that_have_no_bands() -> None:
     for call, said in bad:
         with pytest.raises(am.AttnmechError, match=said):
             call()
-
-
-# -- kernels -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gptj", "gpt_neox", "gemma3", "gemma2"])
@@ -243,9 +237,6 @@ def test_kernels_that_there_are_not() -> None:
     refuses("`head` must be from 0 to 4", kernel.plot, 0, 5)
 
 
-# -- single dimensions ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "centre"), [("llama", "mean"), ("gptj", None), ("bloom", "mean"), ("gemma2", "mean"), ("gpt2", None)]
 )
@@ -267,8 +258,7 @@ def test_dimensions_of_a_pair_add_up_to_its_score(name: str, centre: Any) -> Non
         assert float(frame["product"].sum()) == pytest.approx(float(expected), abs=1e-11)
         scale = centred.scale_of(name)
         torch.testing.assert_close(
-            torch.tensor(frame["product"].to_numpy()),
-            torch.tensor((scale * frame["query"] * frame["key"]).to_numpy()),
+            torch.tensor(frame["product"].to_numpy()), torch.tensor((scale * frame["query"] * frame["key"]).to_numpy())
         )
         close(torch.tensor(frame["query"].to_numpy()), q[1, query, head], 1e-12)
         close(torch.tensor(frame["key"].to_numpy()), k[1, key, head // group], 1e-12)

@@ -141,10 +141,7 @@ def test_what_cannot_be_asked() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("bert_headless", "it was loaded without a head"),
-        ("opt_post", "its stream is projected before the unembedding"),
-    ],
+    [("bert_headless", "it was loaded without a head"), ("opt_post", "its stream is projected before the unembedding")],
 )
 def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reason: str) -> None:
     hooked = models.hooked(name)

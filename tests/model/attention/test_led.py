@@ -60,9 +60,6 @@ def test_logits_beside_global_tokens_are_transformers() -> None:
     torch.testing.assert_close(acts().logits, theirs().logits, atol=3e-5, rtol=1e-4)
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layer", [0, 1])
 def test_terms_pattern_and_z_of_the_encoder_by_hand(layer: int) -> None:
     """Pattern and z row by row, from the stream and the raw weights of the two sets of projections."""
@@ -96,9 +93,6 @@ def test_terms_pattern_and_z_of_the_encoder_by_hand(layer: int) -> None:
             half = slice(8, 16) if suffix else slice(0, 8)
             torch.testing.assert_close(z[text, i, head, half], read.detach(), atol=1e-12, rtol=1e-10)
             assert float(z[text, i, head].norm()) == pytest.approx(float(read.detach().norm()))
-
-
-# -- inputs -----------------------------------------------------------------------------------------------------
 
 
 def test_generation_is_that_of_transformers() -> None:

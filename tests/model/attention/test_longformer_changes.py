@@ -91,9 +91,6 @@ def z_put(layer: int, head: int, z: Tensor) -> Iterator[None]:
         yield
 
 
-# -- a layer by hand ---------------------------------------------------------------------------------------------
-
-
 class ByHand:
     """Attention of one layer, row by row, from transformers' hidden states and raw weights."""
 
@@ -167,9 +164,6 @@ def test_updates_are_compared_with_what_the_rows_kind_reads() -> None:
             for rows, read, place in ((of_rows, z[text, i], i), (of_keys, value, top)):
                 size = float((read @ hand.W_O[head]).norm() / hand.x[text, place].norm())
                 assert float(rows[layer, head, text, i]) == pytest.approx(size, rel=1e-5)
-
-
-# -- ablation ------------------------------------------------------------------------------------------------------
 
 
 def test_zeroing_and_resampling_each_head() -> None:
@@ -254,9 +248,6 @@ def test_a_sweep_of_every_kind_of_change(head: tuple[int, int]) -> None:
     assert found.rows_without_keys.tolist() == [0] * len(given)
 
 
-# -- patching -----------------------------------------------------------------------------------------------------
-
-
 def corrupted() -> dict[str, Tensor]:
     given = inputs()
     given["input_ids"][:, [2, 9]] = inputs(seed=8)["input_ids"][:, [2, 9]]
@@ -295,9 +286,6 @@ def test_patching_z_queries_keys_and_values() -> None:
                     stack.enter_context(z_put(layer, head, theirs))
                 expected = differences(logits(other))
             torch.testing.assert_close(found.after[layer, head], expected, **CLOSE)
-
-
-# -- gradients and sinks -------------------------------------------------------------------------------------------
 
 
 def sink_of(target: str, pattern: Tensor, real: list[int]) -> int:

@@ -162,9 +162,6 @@ def test_an_adapter_that_does_more_than_its_weights_is_refused(monkeypatch: pyte
     refuses(r"at model\.layers\.0\.self_attn\.q_proj does not compute", am.load, source, error=UnsupportedModelError)
 
 
-# -- folders -------------------------------------------------------------------------------------------------
-
-
 def saved(tmp_path: Path, config: Any, **changes: Any) -> tuple[Path, Any]:
     """A folder with an adapter for a base in another folder, and the adapted model."""
     base, folder = tmp_path / "base", tmp_path / "adapter"

@@ -71,9 +71,6 @@ def dequantised(raw: Any) -> Any:
     return raw
 
 
-# -- of the tests' own ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["llama", "bert", "gpt_neox"])
 def test_codes_are_read_as_the_numbers_that_they_stand_for(family: str) -> None:
     raw = quantised(models.fresh(family))
@@ -112,8 +109,7 @@ def test_rounded_inputs_are_refused_by_the_certificate() -> None:
 
 def test_what_cannot_be_read_or_done_says_so() -> None:
     with pytest.raises(
-        UnsupportedModelError,
-        match="the packed weights of a Hidden cannot be read from its outputs, which are not 48",
+        UnsupportedModelError, match="the packed weights of a Hidden cannot be read from its outputs, which are not 48"
     ):
         am.load(quantised(models.fresh("llama"), Hidden))
     raw = quantised(models.fresh("llama"))
@@ -127,9 +123,6 @@ def test_what_cannot_be_read_or_done_says_so() -> None:
         WeightsError, match=r"floating-point numbers; model\.layers\.0\.self_attn\.q_proj\.weight is int8"
     ):
         am.load(raw)
-
-
-# -- by packages -----------------------------------------------------------------------------------------------------
 
 
 def torchao() -> Any:

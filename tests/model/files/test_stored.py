@@ -35,9 +35,6 @@ def logits_of(model: Any) -> Tensor:
         return model(IDS).logits
 
 
-# -- shards --------------------------------------------------------------------------------------------------
-
-
 def test_a_sharded_folder_is_the_object_that_was_saved(tmp_path: Path) -> None:
     assert len(sharded(tmp_path)) > 3
     hooked = am.load(tmp_path)
@@ -73,9 +70,6 @@ def test_an_index_that_is_wrong_is_refused(tmp_path: Path) -> None:
     refuses(rf"its {SHARDED} cannot be read", am.load, tmp_path, error=WeightsError)
 
 
-# -- precision -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_folder_loads_in_the_precision_in_which_it_is_stored(dtype: torch.dtype, tmp_path: Path) -> None:
     models.fresh("gpt2", dtype).save_pretrained(tmp_path)
@@ -96,8 +90,6 @@ def test_several_precisions_are_loaded_in_that_of_the_config_and_said(tmp_path: 
         assert am.load(tmp_path).dtype == torch.bfloat16
     assert am.load(tmp_path, dtype=torch.float32).dtype == torch.float32
 
-
-# -- quantised -----------------------------------------------------------------------------------------------
 
 QUANTISED: dict[str, tuple[Any, str]] = {
     "bitsandbytes 4": (transformers.BitsAndBytesConfig(load_in_4bit=True).to_dict(), "bitsandbytes to 4 bits"),
@@ -129,9 +121,6 @@ def test_gguf_and_plain_models_are_not_taken_for_quantised_ones() -> None:
     require_unquantised(config, "it")
 
 
-# -- device maps ---------------------------------------------------------------------------------------------
-
-
 def test_a_model_that_a_device_map_put_in_one_place(tmp_path: Path) -> None:
     models.fresh("llama").save_pretrained(tmp_path)
     kind = transformers.AutoModelForCausalLM
@@ -155,9 +144,6 @@ def test_a_model_with_parts_on_disk_is_refused_with_what_to_do(tmp_path: Path) -
         match=r"keeps 1 of its 6 parts away .* \('model\.layers\.1' on 'disk'\).* device_map=\{\"\": \"cpu\"\}",
     ):
         am.load(source)
-
-
-# -- configs that ask for far more than is stored -------------------------------------------------------------------
 
 
 def edited(folder: Path, name: str, **changed: Any) -> Path:

@@ -67,10 +67,7 @@ def test_every_check_holds_in_half_precision(name: str, dtype: torch.dtype) -> N
 
 
 # BLOOM's logits overflow in float16: its head is its embedding.
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [*zip(models.FAMILIES, cycle((torch.bfloat16, F64, torch.float16, F32)))],
-)
+@pytest.mark.parametrize(("name", "dtype"), [*zip(models.FAMILIES, cycle((torch.bfloat16, F64, torch.float16, F32)))])
 def test_large_streams_and_outlier_dimensions_are_no_fault(name: str, dtype: torch.dtype) -> None:
     """Streams of ±30000 (as in SmolLM2), in one dimension and in whole tokens."""
     model = models.fresh(name)

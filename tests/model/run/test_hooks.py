@@ -262,10 +262,7 @@ def test_hooks_of_a_wrong_kind() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     clean = hooked.run(ids).logits
     bad: list[tuple[Any, str]] = [
-        (
-            {("q", 1): lambda x: x[:1]},
-            r"the hook at \('q', 1\) must keep the shape \(3, 7, 5, 4\); it returned \(1, 7",
-        ),
+        ({("q", 1): lambda x: x[:1]}, r"the hook at \('q', 1\) must keep the shape \(3, 7, 5, 4\); it returned \(1, 7"),
         ({("q", 1): lambda x: x.sum()}, r"must keep the shape \(3, 7, 5, 4\); it returned \(\)"),
         ({("q", 1): lambda x: 0.0}, "must return a tensor, or None"),
         ({"q": 3}, "must be a function of the value; got 3"),

@@ -65,9 +65,6 @@ def attended(name: str, dtype: torch.dtype = F32) -> dict[tuple[str, int], tuple
     return found
 
 
-# -- against plain transformers ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("stack", STACKS)
 def test_terms_of_t5_against_the_raw_weights(stack: str, dtype: torch.dtype) -> None:
@@ -138,9 +135,6 @@ def test_gradient_at_cross_attention_against_finite_differences(name: str) -> No
         return logits[:, -1, 5].sum()
 
     require_gradient(hooked(name, F64), inputs(name), ("cross.scores", 1), measure, step=1e-5, relative=1e-5)
-
-
-# -- what was read, and what must not pass -------------------------------------------------------------------
 
 
 def failed(name: str, stack: str, **changes: Any) -> set[str]:
@@ -258,9 +252,6 @@ def test_states_without_a_norm_are_read_so() -> None:
     assert model.certificate.ok and model.stacks["encoder"].architecture.final_norm is None
 
 
-# -- methods -------------------------------------------------------------------------------------------------
-
-
 def test_what_heads_of_the_decoder_add_to_a_logit() -> None:
     """The heads' parts and the rest of the final stream sum to the logit; parts are computed from the raw weights."""
     raw, model, given = models.fresh("mbart", F64), hooked("mbart", F64), inputs("mbart")
@@ -279,9 +270,6 @@ def test_what_heads_of_the_decoder_add_to_a_logit() -> None:
             torch.testing.assert_close(found[layer, head], expected.detach())
     logits = norm(stream) @ raw.lm_head.weight.T + raw.final_logits_bias
     torch.testing.assert_close(acts.logits[:, -1], logits.detach())
-
-
-# -- T5 ------------------------------------------------------------------------------------------------------
 
 
 def test_contrast_and_shares_of_cross_attention() -> None:

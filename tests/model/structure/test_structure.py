@@ -20,9 +20,6 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# -- columns and factors -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("factor", [1.0, 0.25, 3.0])
 def test_columns_are_found_in_any_order_and_more_than_once(factor: float) -> None:
     source, order = random(40, 9), (7, 0, 0, 3, 8)
@@ -56,8 +53,6 @@ def test_columns_side_by_side_are_a_view() -> None:
     assert torch.equal(apart, value[:, [2, 4, 3]])
 
 
-# -- masks ---------------------------------------------------------------------------------------------------
-
 BATCH = Batch(torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.bool), (), None)
 SEEN = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(3)) > 0.4
 
@@ -81,9 +76,6 @@ def test_no_mask_hides_nothing() -> None:
 def test_a_tensor_that_is_no_mask_is_refused(mask: Tensor) -> None:
     with pytest.raises(UnsupportedModelError, match=r"adds a tensor .* to its scores that is not a mask"):
         rule_of(mask, 4, 4, BATCH)
-
-
-# -- unreadable structures -----------------------------------------------------------------------------------
 
 
 def test_clipped_queries_and_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

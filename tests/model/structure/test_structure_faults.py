@@ -39,9 +39,6 @@ def outcome(model: Any) -> str:
     return "certified" if certificate.ok else f"failed: {', '.join(check.name for check in certificate.failed)}"
 
 
-# -- ways to break a model -----------------------------------------------------------------------------------
-
-
 def attention(change: Callable[..., QKV], layers: tuple[int, ...] = (LAST,)) -> Break:
     """Changes q, k and v `[batch head position d_head]` on their way into the attention function of some layers."""
     return _around_attention(lambda inner, q, k, v: inner(*change(q, k, v)), layers)
@@ -249,9 +246,6 @@ def test_a_broken_model_is_refused_or_fails_a_check(fault: str, monkeypatch: pyt
     assert said in found
 
 
-# -- what is unusual and no fault ---------------------------------------------------------------------------
-
-
 def test_heads_whose_queries_are_swapped_in_all_layers_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Head 0 then has the second block of W_Q's columns."""
     model, plain = tiny.model_of("arcee"), am.load(tiny.model_of("arcee"))
@@ -281,9 +275,6 @@ def test_a_norm_that_bends(kind: str, path: str, monkeypatch: pytest.MonkeyPatch
     model = tiny.model_of(kind)
     made(path, lambda y, x: y + 0.1 * y.tanh(), (0, 1, 2, 3))(model, monkeypatch)
     assert outcome(model) != "certified"
-
-
-# -- attention that looks ahead ------------------------------------------------------------------------------
 
 
 def look_ahead(model: Any, monkeypatch: pytest.MonkeyPatch, seen: Callable[..., Tensor]) -> None:
