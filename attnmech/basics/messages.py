@@ -3,10 +3,12 @@
 import inspect
 import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
+
+Made = TypeVar("Made")
 
 
 class LongTextWarning(UserWarning):
@@ -43,6 +45,15 @@ def first_line(error: BaseException) -> str:
     line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     of_system = re.search(r"([^:]+) \(os error \d+\)$", line)
     return of_system[1].strip() if of_system else line
+
+
+def noted(notes: list[str], omitted: str, make: Callable[[], Made], *refused: type[Exception]) -> Made | None:
+    """What a function returns; None if it raises an error that is `refused`, with a note on what is omitted and why."""
+    try:
+        return make()
+    except refused as error:
+        notes.append(f"{omitted} omitted: {first_line(error)}")
+        return None
 
 
 def capitalised(sentence: str) -> str:

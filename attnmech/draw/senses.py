@@ -166,12 +166,21 @@ def picture_section(
     )
 
 
+@dataclass(frozen=True)
+class Spectrogram:
+    """Levels by frequency and time."""
+
+    times: Float[np.ndarray, " time"]
+    """The time of the middle of each column, in seconds."""
+    bands: Float[np.ndarray, " band"]
+    levels: Float[np.ndarray, "band time"]
+    units: tuple[str, str]
+    """The units of the bands and of the levels."""
+
+
 def spectrogram_section(
-    times: Float[np.ndarray, " time"],
-    bands: Float[np.ndarray, " band"],
-    levels: Float[np.ndarray, "band time"],
+    spectrogram: Spectrogram,
     *,
-    units: tuple[str, str],
     frames: Sequence[float | None],
     pattern: Float[np.ndarray, "layer head query key"],
     call: str,
@@ -180,10 +189,7 @@ def spectrogram_section(
     """Shows the spectrogram of a recording and, above it, the attention that the chosen query gives each moment.
 
     Args:
-        times: the time of each column, in seconds.
-        bands: the frequency or band of each row.
-        levels: the level of each cell.
-        units: the units of bands and levels, such as ("frequency (Hz)", "level (dB)").
+        spectrogram: that of the model's input.
         frames: the time at which each position's frame begins, in seconds; None for a position that is not a frame.
         pattern: the attention of every layer and head.
         call: the Python call that reproduces the numbers.
@@ -203,12 +209,12 @@ def spectrogram_section(
         col=1,
     )
     figure.add_heatmap(
-        x=times,
-        y=bands,
-        z=levels,
+        x=spectrogram.times,
+        y=spectrogram.bands,
+        z=spectrogram.levels,
         colorscale=LEVELS,
         hovertemplate="%{x:.3g} s<br>%{y:.4g}<br>%{z:.3g}<extra></extra>",
-        colorbar=_BAR | {"title": {"text": units[1], "side": "top"}},
+        colorbar=_BAR | {"title": {"text": spectrogram.units[1], "side": "top"}},
         row=2,
         col=1,
     )
@@ -221,7 +227,7 @@ def spectrogram_section(
     )
     figure.update_xaxes(title_text="time (s)", row=2, col=1)
     figure.update_yaxes(title_text="attention", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text=units[0], showgrid=False, row=2, col=1)
+    figure.update_yaxes(title_text=spectrogram.units[0], showgrid=False, row=2, col=1)
     at = np.array([np.nan if frame is None else frame for frame in frames])
     ends = () if crosses else ("x0", "x1")
     moved = tuple(Slot(f"layout.shapes.0.{end}", ByChoice(at, ("query",))) for end in ends)

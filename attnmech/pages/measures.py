@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..basics.messages import first_line
+from ..basics.messages import first_line, noted
 from ..basics.nouns import Nouns, counted
 from ..batch import Batch
 from ..demo.text import documents
@@ -133,11 +134,7 @@ def types_of(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | 
     if _weights(model) * TOKENS > limits.MAX_WORK:
         notes.append("Head types are omitted because measuring them would take minutes; run attnmech heads.")
         return None
-    try:
-        return head_types(model, stack=stack.label or None)
-    except InputError as error:
-        notes.append(f"Head types are omitted: {first_line(error)}")
-        return None
+    return noted(notes, "Head types are", lambda: head_types(model, stack=stack.label or None), InputError)
 
 
 def on_text(model: HookedModel, batch: Batch, stack: Stack) -> str:
@@ -223,8 +220,6 @@ def sources_of(model: HookedModel, batch: Batch, layers: Sequence[int], notes: l
         return None
     if model.edited:
         return None
-    try:
-        return decompose_by_source(model, batch, layers=layers)
-    except (UnsupportedModelError, ExactnessError) as error:
-        notes.append(f"The upstream writers behind each head's attention are omitted: {first_line(error)}")
-        return None
+    traced = partial(decompose_by_source, model, batch, layers=layers)
+    omitted = "The upstream writers behind each head's attention are"
+    return noted(notes, omitted, traced, UnsupportedModelError, ExactnessError)

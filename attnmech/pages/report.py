@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -16,14 +17,15 @@ from ..basics.public import public
 from ..batch import Batch
 from ..demo.text import notes as notes_on_demo
 from ..draw.section import Section
-from ..draw.senses import Canvas, picture_section, spectrogram_section
+from ..draw.senses import Canvas, Spectrogram, picture_section, spectrogram_section
 from ..errors import InputError
+from ..maths.float64 import as_float64
 from ..methods.joint_embedding.patch_images import data_uri
 from ..methods.scores.decompose_scores import decompose_scores
 from ..model.inputs.encoder import Inputs
 from ..model.inputs.encoders import images_of
 from ..model.inputs.lengths import warn_of_batch
-from ..model.inputs.sounds import SoundEncoder, spectrogram_of
+from ..model.inputs.sounds import SoundEncoder
 from ..model.inputs.transcripts import TranscriptEncoder
 from ..model.parts.certificate import Certificate
 from ..model.proof.certify import certificate_of
@@ -35,6 +37,13 @@ from ..results.mean_qk import MeanQK
 from . import limits
 from .measures import last_pass, on_text, sources_of, streamed, sweeps, types_of
 from .result import Report
+
+_WINDOW: Final = 0.025
+"""The duration of the sound in one column, in seconds."""
+_COLUMNS: Final = 1200
+"""The maximum number of columns of a spectrogram."""
+_FLOOR: Final = 80.0
+"""The lowest level drawn, in dB below the loudest cell."""
 
 
 def sense_section(
@@ -57,17 +66,33 @@ def sense_section(
     if isinstance(model.encoder, SoundEncoder) and stack != "decoder":
         spectrogram = spectrogram_of(model.encoder, batch, 0)
         frames = [_seconds(label) for label in labels]
-        return spectrogram_section(
-            spectrogram.times,
-            spectrogram.bands,
-            spectrogram.levels,
-            units=spectrogram.units,
-            frames=frames,
-            pattern=pattern,
-            call=call,
-            crosses=stack == "cross",
-        )
+        return spectrogram_section(spectrogram, frames=frames, pattern=pattern, call=call, crosses=stack == "cross")
     return None
+
+
+def spectrogram_of(encoder: SoundEncoder, batch: Batch, row: int) -> Spectrogram:
+    """The spectrogram of one recording of a batch.
+
+    For samples: 10 log₁₀ of the power in windows of 25 ms, down to 80 dB below the loudest cell. If the input already
+    is a spectrogram: the input itself.
+    """
+    from scipy import signal  # type: ignore[import-untyped]
+
+    values = as_float64(batch.extra[encoder.signal.argument][row].detach()).cpu().numpy()
+    if not encoder.signal.is_wave:
+        levels = values if encoder.signal.argument == "input_features" else values.T
+        step = encoder.seconds_per_column
+        times = (np.arange(levels.shape[1]) + 0.5) * step
+        return Spectrogram(times, np.arange(float(len(levels))), levels, ("mel band", "level, as given"))
+    if "attention_mask" in batch.extra:
+        values = values[batch.extra["attention_mask"][row].bool().cpu().numpy()]
+    width = min(len(values), max(8, round(_WINDOW * encoder.rate)))
+    step = max(1, width // 2, -(-len(values) // _COLUMNS))
+    bands, times, power = signal.spectrogram(
+        values, fs=encoder.rate, nperseg=width, noverlap=max(0, width - step), detrend=False
+    )
+    levels = 10 * np.log10(np.maximum(power, power.max() * 10 ** (-_FLOOR / 10) + np.finfo(float).tiny))
+    return Spectrogram(times, bands, levels, ("frequency (Hz)", "power (dB)"))
 
 
 def nouns_of(model: HookedModel, stack: str = "") -> Nouns:
@@ -93,9 +118,12 @@ def _seconds(label: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class ReportInputs:
-    """One input of a report, for the calls that reproduce its numbers."""
+class ReportText:
+    """One text of a report, cut to what a page shows, with what the calls that reproduce its numbers need."""
 
+    batch: Batch
+    notes: Sequence[str]
+    """What the page leaves out of the text, or adds to it."""
     inputs: Inputs | None
     """The input as the user passed it; None if it is one of several that are not strings."""
     bos: bool | None
@@ -131,7 +159,7 @@ class ReportInputs:
 
 def calls_of(
     model: HookedModel,
-    inputs: Sequence[ReportInputs],
+    texts: Sequence[ReportText],
     number: int,
     stack: str,
     centre: Literal["mean"] | MeanQK | None,
@@ -143,11 +171,11 @@ def calls_of(
     if stack:
         captured = captured.replace('"pattern', f'"{stack}.pattern').replace('"v"', f'"{stack}.v"')
     options = f", stack={stack!r}" if stack else ""
-    with_bos = inputs[number].options
+    with_bos = texts[number].options
     arguments = f"(model, text{options}{with_bos})"
     split = "" if centre is None else ", centre={split}" if centre == "mean" else ", centre=means"
     imports = ["import attnmech as am", *["from attnmech.demo.text import documents"] * model.is_demo]
-    setup = [*imports, "", f"model = {model.source}", *_texts(inputs, number)]
+    setup = [*imports, "", f"model = {model.source}", *_texts(texts, number)]
     if model.is_demo:
         setup.append(f"texts += documents({limits.OTHER_TEXTS})")
     if isinstance(centre, MeanQK):
@@ -163,11 +191,11 @@ def calls_of(
     }
 
 
-def _texts(inputs: Sequence[ReportInputs], number: int) -> list[str]:
+def _texts(texts: Sequence[ReportText], number: int) -> list[str]:
     """The lines of Python that name the page's texts, and the one with this number."""
-    if len(inputs) == 1:
-        return [f"text = {inputs[0].text}{inputs[0].note}", "texts = [text]"]
-    listed = [f"    {one.text},{one.note}" for one in inputs]
+    if len(texts) == 1:
+        return [f"text = {texts[0].text}{texts[0].note}", "texts = [text]"]
+    listed = [f"    {one.text},{one.note}" for one in texts]
     return ["texts = [", *listed, "]", f"text = texts[{number}]"]
 
 
@@ -264,27 +292,17 @@ def reports(
             f"The encoder's attention is omitted: a page shows at most {limits.MAX_POSITIONS} patches or frames, and "
             f'this input has {longest}. Use am.attention_focus(model, ..., stack="encoder").'
         )
-    texts = [_cut(model, batch if count == 1 else batch.alone(number), start) for number in range(count)]
+    texts = [
+        _cut(
+            model, batch if count == 1 else batch.alone(number), start, _entry(inputs, number, count), bos,
+            _entry(target, number, count),
+        )
+        for number in range(count)
+    ]  # fmt: skip
     warn_of_batch(max((text.batch for text in texts), key=lambda text: text.ids.shape[1]), model.trained_length)
     pictures_added(model, batch)  # proves them, so that the certificate says so
-    made = _Made(
-        model=model,
-        texts=texts,
-        calls=[
-            ReportInputs(
-                inputs=_entry(inputs, number, count),
-                bos=bos,
-                target=_entry(target, number, count),
-                continued=text.continued,
-                part=text.part,
-            )
-            for number, text in enumerate(texts)
-        ],
-        certificate=certificate_of(model),
-        notes=notes,
-        centre=centre,
-    )
-    by_text = [[_of_stack(made, stack, number) for stack in stacks] for number in range(count)]
+    of_stack = partial(_of_stack, model, texts, certificate_of(model), notes, centre)
+    by_text = [[of_stack(stack, number) for stack in stacks] for number in range(count)]
     yield _joined(by_text)
     step("tracing scores to their writers")
     for text, of_text in zip(texts, by_text, strict=True):
@@ -320,32 +338,6 @@ def _joined(by_text: Sequence[Sequence[Report]]) -> Report:
     return replace(first, further=tuple(further))
 
 
-@dataclass(frozen=True)
-class _Text:
-    """One text of a report, cut to what a page shows."""
-
-    batch: Batch
-    notes: Sequence[str]
-    """What the page leaves out of the text, or adds to it."""
-    continued: int
-    """The largest number of the decoder's tokens that the model wrote; 0 if the user supplied them."""
-    part: tuple[int, int] | None
-    """The start and the length of the part that is shown, if the text is cut."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Made:
-    """What the reports of several texts and stacks share."""
-
-    model: HookedModel
-    texts: Sequence[_Text]
-    calls: Sequence[ReportInputs]
-    certificate: Certificate
-    notes: Sequence[str]
-    """What the page omits, on every text and stack."""
-    centre: Literal["auto", "mean"] | MeanQK | None
-
-
 def _entry(texts: Any, number: int, count: int) -> Any:
     """One of several texts, where they are strings; of a single text, what the user passed."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or len(texts) != count:
@@ -353,7 +345,9 @@ def _entry(texts: Any, number: int, count: int) -> Any:
     return texts[number] if isinstance(texts[number], str) else None
 
 
-def _cut(model: HookedModel, whole: Batch, start: int) -> _Text:
+def _cut(
+    model: HookedModel, whole: Batch, start: int, inputs: Inputs | None, bos: bool | None, target: str | None
+) -> ReportText:
     """The part of a text that the page shows; the model writes the decoder's text if the user supplied none."""
     batch, length, notes = whole, whole.ids.shape[1], list[str]()
     if batch.senses:
@@ -368,7 +362,7 @@ def _cut(model: HookedModel, whole: Batch, start: int) -> _Text:
     if part is not None:
         notes.append(_about_cut(model, batch, length, start))
     batch, continued = _with_target(model, batch, notes)
-    return _Text(batch, notes, continued, part)
+    return ReportText(batch, notes, inputs, bos, target, continued, part)
 
 
 def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, int]:
@@ -389,12 +383,19 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Ba
     return batch, 0
 
 
-def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
-    """Builds the report of one text on one of the model's stacks."""
-    model, batch, centre = made.model, made.texts[number].batch, made.centre
-    notes = [*made.texts[number].notes, *made.notes]
+def _of_stack(
+    model: HookedModel,
+    texts: Sequence[ReportText],
+    certificate: Certificate,
+    of_all: Sequence[str],
+    centre: Literal["auto", "mean"] | MeanQK | None,
+    shown: Stack,
+    number: int,
+) -> Report:
+    """Builds the report of one text on one of the model's stacks; `of_all` are the notes on every text and stack."""
+    batch, notes = texts[number].batch, [*texts[number].notes, *of_all]
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
-    cells = len(model.stacks) * len(made.texts) * shown.n_heads * keys.ids.shape[1]
+    cells = len(model.stacks) * len(texts) * shown.n_heads * keys.ids.shape[1]
     length = queries.ids.shape[1]
     first = _after_senses(batch) if cells * shown.n_layers * length > limits.MAX_CELLS else 0
     if first:
@@ -423,13 +424,13 @@ def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
         tuple(token in tokens.special for token in tokens.ids[0, tokens.mask[0]].tolist()) for tokens in (queries, keys)
     )
     pattern, norms, expected = last_pass(model, batch, shown, layers, notes, first)
-    calls = calls_of(model, made.calls, number, shown.label, centre, weighted=norms is not None)
+    calls = calls_of(model, texts, number, shown.label, centre, weighted=norms is not None)
     return Report(
         scores=scores,
         native=native,
         focus=focus,
         updates=updates,
-        certificate=made.certificate,
+        certificate=certificate,
         notes=tuple(notes),
         first=first,
         special=special[first:],

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from ..basics.messages import first_line
+from ..basics.messages import noted
 from ..basics.nouns import TEXT, Nouns
 from ..batch import Batch
 from ..draw.section import Section
@@ -91,8 +92,5 @@ def _drift(model: HookedModel, batch: Batch, notes: list[str]) -> Reducer | None
             "attnmech drift."
         )
         return None
-    try:
-        return ResidualDrift.reducer(model, k=min(NEAREST, model.n_vocab))
-    except InputError as error:
-        notes.append(f"Drift from the embeddings is omitted: {first_line(error)}")
-        return None
+    reducer = partial(ResidualDrift.reducer, model, k=min(NEAREST, model.n_vocab))
+    return noted(notes, "Drift from the embeddings is", reducer, InputError)

@@ -1,11 +1,12 @@
 """Builds the atlas of a model: one pass over a corpus, one over repeated random tokens, and perhaps ablations."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, Unpack
 
 from ...basics.arguments import shown, whole_number
-from ...basics.messages import first_line
+from ...basics.messages import noted
 from ...basics.public import public
 from ...batch import Batch
 from ...errors import AttnmechError, CertificateError, InputError, MissingPointError, UnsupportedModelError
@@ -13,11 +14,11 @@ from ...methods.ablation.heads import ablate_heads
 from ...methods.examples.result import HeadExamples
 from ...methods.examples.sums import Statistic
 from ...methods.focus.attention_focus import AttentionFocus
-from ...methods.head_types.head_types import HeadTypes, head_types
+from ...methods.head_types.head_types import head_types
 from ...methods.likeness.overlaps import OverlapReducer
 from ...methods.null_attention.result import NullAttention, null_attention
 from ...methods.ov_tokens.result import OVTokens
-from ...methods.scores.composition import Composition, composition
+from ...methods.scores.composition import composition
 from ...methods.scores.decompose_scores import decompose_scores
 from ...methods.scores.position_kernel import PositionKernel
 from ...methods.scores.variance_shares import VarianceReducer
@@ -88,7 +89,7 @@ def atlas(
     if not model.reads_tokens or len(model.stacks) > 1:
         raise InputError("an atlas needs a model with one stack that reads tokens; see am.examples for other models.")
     ablate, seed, notes = whole_number("ablate", ablate), checked_seed(seed), list[str]()
-    types = _types(model, seed, notes)
+    types = noted(notes, "Types of heads are", lambda: head_types(model, seed=seed), InputError)
     if by == "type":
         by = "attention" if types is None else OnTargets.of(types, model.causal)
     reducers = _reducers(model, by, k, seed, notes)
@@ -108,7 +109,7 @@ def atlas(
         ov=results.get("ov"),
         kernel=_kernel(model, texts, results["means"], notes),
         types=types,
-        composition=_composition(model, notes),
+        composition=noted(notes, "Composition of weights is", lambda: composition(model), InputError),
         effects=effects,
         null=null,
         ablated=len(texts[:ablate]),
@@ -149,10 +150,9 @@ def _reducers(model: HookedModel, by: Statistic, k: int, seed: int, notes: list[
         "means": MeanQKReducer(),
         "shares": VarianceReducer(),
     }
-    try:
-        reducers["ov"] = OVTokens.reducer(model)
-    except (InputError, CertificateError) as error:
-        notes.append(f"The tokens that heads write are omitted: {first_line(error)}")
+    omitted = "The tokens that heads write are"
+    ov = noted(notes, omitted, lambda: OVTokens.reducer(model), InputError, CertificateError)
+    reducers |= {} if ov is None else {"ov": ov}
     if model.output_stack.architecture.streams:
         reducers["updates"] = ResidualUpdates.reducer()
     else:
@@ -160,31 +160,12 @@ def _reducers(model: HookedModel, by: Statistic, k: int, seed: int, notes: list[
     return reducers
 
 
-def _types(model: HookedModel, seed: int, notes: list[str]) -> HeadTypes | None:
-    try:
-        return head_types(model, seed=seed)
-    except InputError as error:
-        notes.append(f"Types of heads are omitted: {first_line(error)}")
-        return None
-
-
-def _composition(model: HookedModel, notes: list[str]) -> Composition | None:
-    try:
-        return composition(model)
-    except InputError as error:
-        notes.append(f"Composition of weights is omitted: {first_line(error)}")
-        return None
-
-
 def _kernel(model: HookedModel, texts: Sequence[Batch], means: MeanQK, notes: list[str]) -> PositionKernel | None:
     """The position kernel of every head, split at the corpus's means if the model rotates queries and keys."""
     centre = means if model.output_stack.architecture.rotary is not None else None
-    try:
-        longest = max(texts, key=lambda text: text.ids.shape[1])
-        return decompose_scores(model, longest.part(0, MAX_TOKENS), centre=centre).position_kernel()
-    except AttnmechError as error:
-        notes.append(f"Position kernels are omitted: {first_line(error)}")
-        return None
+    longest = max(texts, key=lambda text: text.ids.shape[1]).part(0, MAX_TOKENS)
+    scores = partial(decompose_scores, model, longest, centre=centre)
+    return noted(notes, "Position kernels are", lambda: scores().position_kernel(), AttnmechError)
 
 
 def _ablations(
@@ -195,13 +176,9 @@ def _ablations(
         return None, None
     run = {name: options[name] for name in ("engine", "progress") if name in options}
     refused = (InputError, MissingPointError, UnsupportedModelError)
-    try:
-        effects = ablate_heads(model, iter(texts), journal=journals[0], **run)
-    except refused as error:
-        notes.append(f"Ablations are omitted: {first_line(error)}")
+    ablated = partial(ablate_heads, model, iter(texts), journal=journals[0], **run)
+    effects = noted(notes, "Ablations are", ablated, *refused)
+    if effects is None:
         return None, None
-    try:
-        return effects, null_attention(model, iter(texts), heads="attending", journal=journals[1], **run)
-    except refused as error:
-        notes.append(f"The test of attention to the first token is omitted: {first_line(error)}")
-        return effects, None
+    tested = partial(null_attention, model, iter(texts), heads="attending", journal=journals[1], **run)
+    return effects, noted(notes, "The test of attention to the first token is", tested, *refused)

@@ -14,7 +14,8 @@ from models import randomised
 from scipy.io import wavfile  # type: ignore[import-untyped]
 
 import attnmech as am
-from attnmech.model.inputs.sounds import SoundEncoder, spectrogram_of
+from attnmech.model.inputs.sounds import SoundEncoder
+from attnmech.pages.report import spectrogram_of
 
 Image = pytest.importorskip("PIL.Image", reason="pip install 'attnmech[images]'")
 
