@@ -41,14 +41,11 @@ def connect(address: str | None, cpus: int) -> bool:
     ray = imported()
     if ray.is_initialized():
         return False
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
         _require_answer(address)
-        options = quiet
-    else:
-        options = {**quiet, "address": "local", "num_cpus": cpus, "include_dashboard": False}
+    started = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
     try:
-        ray.init(**({"address": address} if address is not None else {}), **options)
+        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **started)
     except (Exception, SystemExit) as error:  # which one depends on what is missing
         where = "on this machine" if address is None else f"at {address}"
         raise EngineError(f"Ray cannot be started or reached {where}: {first_line(error)}") from error
@@ -57,9 +54,9 @@ def connect(address: str | None, cpus: int) -> bool:
 
 def checked_address(address: object) -> str | None:
     """An address or None; raises `InputError` for anything else."""
-    if address is None or address == "auto":
-        return None if address is None else "auto"
-    if not isinstance(address, str) or _place(address) is None:
+    if address is None:
+        return None
+    if not isinstance(address, str) or (address != "auto" and _place(address) is None):
         raise InputError(
             '`address` must be "auto", "host:port", "ray://host:port", or left out for a Ray on this machine; got '
             f"{shown(address)}."

@@ -114,9 +114,10 @@ class Ray(Workers):
         """Adds the states of each batch, from the reducers of `work` (a `Streaming`), to `total` (a `Total`)."""
         imported()
         from .shipping import shipped
-        from .streaming import Reducing, Summing
+        from .streaming import CallerChanges, Reducing, Summing
 
-        plan = shipped(Reducing.of(work), "a reducer or a hook")
+        described = Reducing(work.reducers, work.stack.label, work.layers, CallerChanges.of(work.model))
+        plan = shipped(described, "a reducer or a hook")
         with self._serving(work.model) as pool:
             Summing(pool, *_put(plan), parts, total, journal, bar).run()
 
@@ -124,9 +125,11 @@ class Ray(Workers):
         """Measures, on each batch, what is missing in the record of `work` (a `Sweeping`)."""
         imported()
         from .shipping import shipped
+        from .streaming import CallerChanges
         from .sweeping import Changing, Dividing
 
-        plan = shipped(Changing.of(work), "a metric, an intervention or a hook")
+        described = Changing(work.engine.on(None), work.changes, work.judge, CallerChanges.of(work.model))
+        plan = shipped(described, "a metric, an intervention or a hook")
         with self._serving(work.model) as pool:
             Dividing(pool, *_put(plan), work, parts, bar).run()
 

@@ -32,26 +32,18 @@ _PARTS: Final = 16
 """The maximum number of parts into which documents are divided."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The decision on documents on which workers have ended."""
-
-    again: list[list[Piece]]
-    """The documents to assign again, each part separately."""
-    left_out: tuple[int, ...] = ()
-    """The number of the document to leave out."""
-
-
-def divided(pieces: Sequence[Piece], deaths: int) -> Outcome:
-    """Decides, after `deaths` workers have ended on documents, which parts to assign again and what to leave out."""
+def divided(pieces: Sequence[Piece], deaths: int) -> tuple[list[list[Piece]], tuple[int, ...]]:
+    """Decides, after `deaths` workers have ended on documents, which parts to assign again, each separately, and the
+    number of the document to leave out.
+    """
     count = sum(len(piece.documents) for piece in pieces)
     if count == 1 and deaths >= _MOST:
-        return Outcome([], tuple(pieces[0].documents.tolist()))
+        return [], tuple(pieces[0].documents.tolist())
     if count == 1 or deaths < _AGAIN:
-        return Outcome([list(pieces)])
+        return [list(pieces)], ()
     size = -(-count // _PARTS)
     places = [(piece, torch.split(torch.arange(len(piece.documents)), size)) for piece in pieces]
-    return Outcome([[piece.part(some)] for piece, parts in places for some in parts])
+    return [[piece.part(some)] for piece, parts in places for some in parts], ()
 
 
 AT_ONCE: Final = 2
@@ -69,13 +61,8 @@ class WorkerCall:
     """The number of workers that have ended on this call."""
 
 
-@dataclass(frozen=True)
-class Done:
-    """A finished task, with a reference to its result; None if its worker ended."""
-
-    task: WorkerCall
-    result: Any
-
+Done: TypeAlias = tuple[WorkerCall, Any]
+"""A finished task, with a reference to its result; None if its worker ended."""
 
 Feed: TypeAlias = Callable[[], WorkerCall | None]
 """The next task; None if there is none at the moment."""
@@ -145,8 +132,7 @@ class Pool:
         if seat.starting is not None:
             self._started(seat)
         while seat.queue and _is_there(seat.queue[0][0]):
-            done, result, task = seat.queue[0]
-            seat.queue.popleft()
+            done, result, task = seat.queue.popleft()
             try:
                 had_model = got(done)
             except RayActorError:
@@ -156,9 +142,9 @@ class Pool:
                 seat.queue.clear()
                 self._start(seat)
                 task.deaths += 1
-                yield Done(task, None)
+                yield task, None
                 return
-            yield Done(task, result)
+            yield task, result
 
     def _started(self, seat: _Seat) -> None:
         if not _is_there(seat.starting):

@@ -70,11 +70,6 @@ class Reducing:
     layers: tuple[int, ...]
     in_force: CallerChanges
 
-    @classmethod
-    def of(cls, work: Streaming) -> "Reducing":
-        """That of a call."""
-        return cls(work.reducers, work.stack.label, work.layers, CallerChanges.of(work.model))
-
     def on(self, model: HookedModel, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """The states of some batches, merged."""
         work = Streaming(model, self.reducers, model.stack(self.stack or None), self.layers)
@@ -124,18 +119,18 @@ class Summing:
     def run(self) -> None:
         """Adds all results to the total; if interrupted, those up to the first unfinished group are there."""
         now_and_then = Journalling(self._journal)
-        for done in self._pool.run(self._next):
-            number, pieces = done.task.request
+        for task, result in self._pool.run(self._next):
+            number, pieces = task.request
             group = self._groups[number]
             group.waiting -= 1
-            if done.result is not None:
-                group.results.append(done.result)
+            if result is not None:
+                group.results.append(result)
             else:
-                outcome = divided(pieces, done.task.deaths)
-                for some in outcome.again:
-                    self._pool.again(self._reduce(number, some, done.task.deaths))
-                group.waiting += len(outcome.again)
-                group.left_out += outcome.left_out
+                again, left_out = divided(pieces, task.deaths)
+                for some in again:
+                    self._pool.again(self._reduce(number, some, task.deaths))
+                group.waiting += len(again)
+                group.left_out += left_out
             if not group.waiting:
                 for part in group.parts:
                     self._bar.advance(part)

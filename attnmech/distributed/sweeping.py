@@ -31,11 +31,6 @@ class Changing:
     judge: Metric
     in_force: CallerChanges
 
-    @classmethod
-    def of(cls, work: Sweeping) -> "Changing":
-        """That of a call."""
-        return cls(work.engine.on(None), work.changes, work.judge, CallerChanges.of(work.model))
-
     def on(self, model: HookedModel, asked: "Groups") -> dict[str, Tensor]:
         """The metric before and after the changes, and everything else that is measured, group by group."""
         engine, piece = self.engine.on(model), asked.piece
@@ -69,16 +64,16 @@ class Dividing:
 
     def run(self) -> None:
         """Measures everything that the record lacks."""
-        for done in self._pool.run(lambda: next(self._tasks, None)):
-            asked = done.task.request
-            if done.result is not None:
-                for measurements in _read(load(fetched(done.result)), asked):
+        for task, result in self._pool.run(lambda: next(self._tasks, None)):
+            asked = task.request
+            if result is not None:
+                for measurements in _read(load(fetched(result)), asked):
                     self._work.note(measurements, self._bar)
                 continue
-            outcome = divided([asked.piece], done.task.deaths)
-            for pieces in outcome.again:
-                self._pool.again(self._task(Groups(pieces[0], asked.groups), done.task.deaths))
-            self._work.record.left_out |= set(outcome.left_out)
+            again, left_out = divided([asked.piece], task.deaths)
+            for pieces in again:
+                self._pool.again(self._task(Groups(pieces[0], asked.groups), task.deaths))
+            self._work.record.left_out |= set(left_out)
 
     def _task(self, asked: Groups, deaths: int = 0) -> WorkerCall:
         return WorkerCall((*self._call, asked), asked, deaths)

@@ -32,16 +32,16 @@ def test_one_bad_document_is_found_after_few_deaths(counts: tuple[int, ...]) -> 
                 finished += numbers
                 continue
             ended += 1
-            outcome = divided(pieces, deaths + 1)
-            waiting += [(each, deaths + 1) for each in outcome.again]
-            left_out += outcome.left_out
+            again, lost = divided(pieces, deaths + 1)
+            waiting += [(each, deaths + 1) for each in again]
+            left_out += lost
         assert left_out == [bad] and sorted([*finished, bad]) == list(range(total))
         assert ended <= 5
 
 
 def test_a_first_death_suspects_nobody() -> None:
     pieces = pieces_of(4, 5)
-    assert divided(pieces, 1).again == [pieces]
+    assert divided(pieces, 1) == ([pieces], ())
 
 
 def test_a_piece_is_the_batch_that_its_model_makes() -> None:

@@ -124,15 +124,15 @@ def prove(passes: Passes, *, again: bool, kept: bool) -> None:
 def still_holds(passes: Passes) -> bool:
     """Whether the output is still that of plain transformers, in a pass that captures nothing else."""
     probe = Statements(passes, passes.model.output_stack)
-    try:
+
+    def compared() -> Check:
         with passes.model.in_force.unchecked():
             ours = probe.output(passes.batch)
         real = probe.comparable(ProbeRun(passes.batch, {}, frozenset()), "logits", None, ours)
-        return bool(probe.compare("transformers", "", (), ours, passes.plain, real=real).passed)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # the proof, which follows, says what is wrong
-        return False
+        return probe.compare("transformers", "", (), ours, passes.plain, real=real)
+
+    made = attempt(compared)  # if it fails, the proof, which follows, says what is wrong
+    return isinstance(made, Check) and bool(made.passed)
 
 
 def _checked(probe: Probe, made: Check | Statement | Exception) -> Check:
@@ -189,13 +189,10 @@ class Statements(EditChecks):
     def _computed(self, makers: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
         """Computes the checks; a check that raises an error on a broken model counts as failed."""
         for name, make in makers.items():
-            try:
-                check = make()
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                check = Check(name, f"{name} can be checked", EVERY_POINT, False, detail=first_line(error))
-            yield self._spelled_out(check)
+            made = attempt(make)
+            if isinstance(made, Exception):
+                made = Check(name, f"{name} can be checked", EVERY_POINT, False, detail=first_line(made))
+            yield self._spelled_out(made)
 
     def _spelled_out(self, check: Check) -> Check:
         """The check with the full names of its points: of every stack for a whole pass, of its own for a layer."""
@@ -225,22 +222,21 @@ class Statements(EditChecks):
 
     def _reached(self, read: Callable[[ProbeRun, str, int], None]) -> Check:
         """Runs attnmech's model, capturing every point."""
-        statement = "every point is reached in a forward pass"
-        try:
-            self.passes.run(self._kept, read)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # the certificate reports whatever a broken model raises
+        failed = attempt(lambda: self.passes.run(self._kept, read))
+        detail = self._unreached if failed is None else first_line(failed)
+        if detail:
             self.passes.runs = ()
-            return Check("points", statement, EVERY_POINT, False, detail=first_line(error))
+        return Check("points", "every point is reached in a forward pass", EVERY_POINT, not detail, detail=detail)
+
+    @property
+    def _unreached(self) -> str:
+        """Which layer's attention does not go through attnmech's softmax; empty if that of every layer does."""
         for stack in self.model.stacks.values():
             missing = [layer for layer in stack.layers if (stack.label, layer) not in self.short.masks]
             if missing:
                 where = f"layer {missing[0]}" + (f" of the {stack.label} stack" if stack.label else "")
-                detail = f"the attention of {where} does not go through attnmech's softmax"
-                self.passes.runs = ()
-                return Check("points", statement, EVERY_POINT, False, detail=detail)
-        return Check("points", statement, EVERY_POINT, True)
+                return f"the attention of {where} does not go through attnmech's softmax"
+        return ""
 
     @property
     def _kept(self) -> set[PointKey]:
@@ -304,20 +300,19 @@ class Statements(EditChecks):
         if len(self.model.stacks) > 1:
             return Check.untried("bridge", statement, "not compared on models of several stacks")
         ours = {key: self.short.values[key] for key in self._of_bridge}
-        try:
-            theirs, cache = _bridge_run(self.model, self.batch, [lens_name(key) for key in ours])
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
-            return Check.untried("bridge", statement, first_line(error))
+        ran = attempt(lambda: _bridge_run(self.model, self.batch, [lens_name(key) for key in ours]))
+        if isinstance(ran, Exception):  # a bridge that cannot be built or run is TransformerLens's fault
+            return Check.untried("bridge", statement, first_line(ran))
+        theirs, cache = ran
         self.lens_hooks = (*self._lens_hooks(ours, cache), *self._result_hook)
         check = self.compare("bridge", statement, (), self._output, theirs, again=self._again)
         if not check.passed and self.plan.trusted == "sdpa":
             return replace(check, detail=f"{check.detail}; the bridge runs transformers' eager attention")
         wrong = [hook.point for hook in self.lens_hooks if hook.verdict == "differs"]
         if wrong and check.passed:
-            detail = f"hooks that mean something else, with the right value here: {', '.join(wrong)}"
-            return Check(check.name, statement, (), True, check.residual, check.tolerance, detail)
+            return replace(
+                check, detail=f"hooks that mean something else, with the right value here: {', '.join(wrong)}"
+            )
         return check
 
     @property

@@ -439,12 +439,11 @@ class Statement:
 
     def read(self, probe: Probe, run: ProbeRun, layer: int) -> None:
         """Compares a layer that has just run."""
-        try:
-            self.worst = worst_of((self.worst, *self.comparisons(probe, run, layer)))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # the certificate reports whatever a broken model raises
-            self.error = self.error or error.with_traceback(None)
+        worst = attempt(lambda: worst_of((self.worst, *self.comparisons(probe, run, layer))))
+        if isinstance(worst, Exception):  # the certificate reports whatever a broken model raises
+            self.error = self.error or worst
+        else:
+            self.worst = worst
 
     def check(self, probe: Probe) -> Check:
         """The check; raises what a comparison raised."""
