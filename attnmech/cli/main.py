@@ -17,12 +17,12 @@ from .. import __version__
 from ..basics.messages import LongTextWarning
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
 from .agents.command import mcp
-from .atlas import atlas
 from .inputs import job_of, numbers_of, with_images
 from .options import CORPUS, ENGINE, MetricOption, Options, shares
-from .outputs import FOLLOWS, REPORT, TABLE
+from .outputs import ATLAS, FOLLOWS, REPORT, TABLE
 from .stages import interrupt_in, stages
 from .summaries import (
+    atlas_summary,
     certificate_summary,
     drift_rows,
     effect_rows,
@@ -142,12 +142,40 @@ def report(
         job.summary = report_summary(hooked, result, job.outputs)
 
 
-app.command(
+@app.command(
     epilog=_examples(
         "attnmech atlas --out atlas.html --overwrite",
         "attnmech atlas --model gpt2 --file corpus.jsonl --truncate --ablate 16 --out atlas",
     )
-)(atlas)
+)
+@shares(*CORPUS, "truncate", *ENGINE, suffixes=ATLAS, rows=15)
+def atlas(
+    options: Options,
+    by: Annotated[
+        Literal["type", "attention", "value_weighted", "update", "next_token"],
+        typer.Option("--by", help="The statistic that orders a head's rows."),
+    ] = "type",
+    k: Annotated[int, typer.Option("-k", min=1, help="The number of example rows of each kind.")] = 10,
+    ablate: Annotated[
+        int, typer.Option("--ablate", min=0, help="The number of texts on which each head is ablated; 0 for none.")
+    ] = 0,
+) -> None:
+    """Writes what every head of a model does over a corpus: examples, statistics, types, and likeness, as a page.
+
+    A folder holds an index and a file for each layer, and opens from disk; a .html file holds everything. A journal is
+    kept beside the output: if interrupted, run the same command again to resume. Without a file, 300 documents in the
+    demo model's language are used.
+    """
+    with job_of(options, ATLAS, resumable=True) as job:
+        hooked, inputs, run = job.streamed()
+        from ..demo.text import documents
+        from ..pages.atlas.atlas import atlas as make_atlas
+
+        texts = documents(300) if options.file is None else inputs
+        result = make_atlas(hooked, texts, by=by, k=k, ablate=ablate, **{**run, **job.run})
+        with stages("writing", total=1):
+            job.outputs.write(result.to_frame(), {".html": result.write_html, "": result.write})
+        job.summary = atlas_summary(hooked, result, job.outputs)
 
 
 @app.command(

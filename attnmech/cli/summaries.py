@@ -104,8 +104,10 @@ def report_summary(model: "HookedModel", result: "Report", outputs: "Outputs") -
     return Summary("report", model, findings, shown, (*result.notes, *sizes), outputs.names)
 
 
-def atlas_summary(model: "HookedModel", result: "Atlas", outputs: "Outputs", shown: Rows) -> Summary:
+def atlas_summary(model: "HookedModel", result: "Atlas", outputs: "Outputs") -> Summary:
     """The findings of an atlas, and its heads."""
+    columns = (LAYER, HEAD, Column("types"), *columns_of(result.focus.STATISTICS.printed))
+    shown = Rows("Types of heads, and where they attend", result.to_frame(), columns)
     findings = [f"{question}. {finding}" for question, finding in result.findings.items()]
     return Summary("atlas", model, findings, shown, result.notes, outputs.names)
 

@@ -142,24 +142,12 @@ def view_of_attention(
     probabilities: bool = True,
     measure: Measure = PROBABILITY,
 ) -> View:
-    """Returns the view of patterns or scores of one text, without padding.
+    """Returns the view of patterns or scores of one text, without padding: the one that the user chose, or the one that
+    suits the selection.
 
-    Args:
-        values: the numbers to draw.
-        tokens: the query tokens.
-        layers: the layers' numbers, in the order of `values`.
-        layer: the layer that the user chose; None for all layers.
-        head: the head that the user chose; None for all heads.
-        query: the row that the user chose.
-        view: the view that the user chose; by default the one that suits the selection.
-        hidden: the cells that the mask hides in the first layer.
-        keys: the key tokens in cross-attention; None if they are the query tokens.
-        special: for each key token, whether it is special.
-        point: the point that the values come from.
-        name: what the values are, for titles.
-        probabilities: whether each row sums to at most 1.
-        measure: what the weights are, in words.
-
+    The user chose `layer`, `head` and `query`; None stands for all. `hidden` are the cells that the mask hides in the
+    first layer, `special` says whether each key is a special token, `point` is where the values come from, `name` what
+    they are, for titles, and `probabilities` whether each row sums to at most 1.
     """
     heads = list(range(values.shape[1])) if head is None else [index_of("head", head, values.shape[1])]
     suits_circuitsvis = keys is None and len(heads) * values[0, 0].size <= MOST_CELLS

@@ -203,12 +203,8 @@ def heads_of_map(figure: go.Figure) -> int:
 def at_head(figure: go.Figure, layers_of_map: tuple[int, ...], layers: tuple[int, ...]) -> Chart:
     """A map of layers × heads with a frame around the selected head's cell; a click on a cell selects its head.
 
-    Args:
-        figure: heat maps with a column for each head and a row for each of `layers_of_map`; `customdata` of a cell is
-            [layer, head].
-        layers_of_map: the labels of its rows.
-        layers: the layers that can be chosen; they may differ from `layers_of_map`.
-
+    `figure` has a row for each of `layers_of_map`, and [layer, head] as `customdata` of a cell. The `layers` that can
+    be chosen may be others.
     """
     heads = np.arange(heads_of_map(figure), dtype=np.float64)
     rows = np.array([layers_of_map.index(layer) if layer in layers_of_map else -1 for layer in layers])

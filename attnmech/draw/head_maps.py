@@ -44,17 +44,9 @@ def cell_map(
 ) -> go.Figure:
     """Draws the cells, the first row on top; cells that are NaN stay empty.
 
-    Args:
-        values: the numbers.
-        hover: the hover box of a cell, by its row and column.
-        label: the title of the scale of colours.
-        ends: the numbers at the first and the last colour; by default 0, or if `signed` the negative, and the largest
-            absolute value.
-        signed: whether the numbers can be below 0.
-        gap: the width of the lines between cells.
-        x: the names of the columns; by default their numbers.
-        y: the names of the rows.
-
+    `hover` makes the box of a cell, by its row and column; `label` is the title of the scale of colours. `ends` are the
+    numbers at its first and last colour: by default 0, or if `signed` the negative, and the largest absolute value. `x`
+    and `y` name columns and rows, by default by their numbers.
     """
     rows, columns = map(range, values.shape)
     reach = reach_of(values)

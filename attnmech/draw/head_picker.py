@@ -21,15 +21,9 @@ def head_picker(
     title: str,
     reading: str,
 ) -> View:
-    """Shows the figure of one choice, with a selector for each of `choices`.
+    """Shows the figure of one choice, first of the one `chosen`, with a selector for each of `choices`, by name.
 
-    Args:
-        figure_of: a function that makes the figure of a choice, which it takes by name, or the figure's properties.
-        choices: the numbers from which the reader chooses, such as the layers, by name.
-        chosen: the choice that is shown first.
-        title: the view's heading.
-        reading: how to read it.
-
+    `figure_of` takes a choice by name, and makes its figure or the properties of the figure.
     """
     first = _values(figure_of(**chosen))
     # Figures share most of their content: the layout, and often the tokens.

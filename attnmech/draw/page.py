@@ -100,12 +100,8 @@ def render_parts(
 ) -> str:
     """Returns one page for several texts or stacks of one model; it shows the first until the reader chooses another.
 
-    Args:
-        parts: the page of each text and stack, by the text's number and the stack's name.
-        texts: the beginning of each text; a single one is not a choice.
-        stacks: each stack in words, by its name; a single one is not a choice.
-        awaited: as in `render_page`.
-
+    `parts` are the pages by the text's number and the stack's name, `texts` the beginnings of the texts, `stacks` the
+    stacks in words; a single text or stack is not a choice.
     """
     pages, choices = list(parts.values()), []
     if len(texts) > 1:

@@ -73,16 +73,10 @@ def checked_pattern(
     axes: str,
     sums_to_one: bool,
 ) -> Float[np.ndarray, "..."]:
-    """Returns the pattern as a float32 array, after checks of its axes, its tokens and its rows, which must be
-    probabilities.
+    """Returns the pattern as a float32 array, after checks of its axes, tokens and rows, which must be probabilities.
 
-    Args:
-        pattern: probabilities after softmax; the last two axes are query and key.
-        tokens: the query tokens.
-        keys: the key tokens, if they are different.
-        axes: the names of the expected axes, such as "head query key".
-        sums_to_one: whether each row must sum to 1; if not, to at most 1, as when a sink takes the rest.
-
+    `axes` names the expected axes, such as "head query key". Each row must sum to 1 or, without `sums_to_one`, to at
+    most 1, as when a sink takes the rest.
     """
     flag("sums_to_one", sums_to_one)
     strings("tokens", tokens)

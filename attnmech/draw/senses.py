@@ -70,16 +70,10 @@ def picture_section(
     queries: Sequence[int] = (),
     among: bool = False,
 ) -> Section:
-    """Shows pictures; the chosen query's attention sets the brightness of each patch.
+    """Shows pictures, or parts that the model reads apart; the chosen query's attention sets each patch's brightness.
 
-    Args:
-        canvases: the pictures, or the parts of pictures that the model reads apart.
-        labels: the name of each position.
-        pattern: the attention of every layer and head.
-        call: the Python call that reproduces the numbers.
-        queries: the positions whose rows `pattern` holds; by default the last.
-        among: whether the patches are among the tokens of a text.
-
+    `labels` names each position, `queries` are those whose rows `pattern` holds, by default the last, and `among` says
+    whether the patches are among the tokens of a text.
     """
     columns = min(3, len(canvases))
     rows = -(-len(canvases) // columns)
@@ -188,13 +182,8 @@ def spectrogram_section(
 ) -> Section:
     """Shows the spectrogram of a recording and, above it, the attention that the chosen query gives each moment.
 
-    Args:
-        spectrogram: that of the model's input.
-        frames: the time at which each position's frame begins, in seconds; None for a position that is not a frame.
-        pattern: the attention of every layer and head.
-        call: the Python call that reproduces the numbers.
-        crosses: whether the queries are tokens of a decoder instead of frames.
-
+    `frames` are the times at which the positions' frames begin, in seconds, None where a position is no frame;
+    `crosses` says whether the queries are tokens of a decoder instead.
     """
     figure = Figure(make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.04, row_heights=[0.35, 0.65]))
     several = len(frames) - len(set(frames)) > 1

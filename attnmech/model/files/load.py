@@ -57,7 +57,7 @@ class UnprovenWarning(UserWarning):
 
 
 @public
-@names_lack_of_memory('Load the model in 16 bits (dtype="bfloat16") or on another device (device="cpu").')
+@names_lack_of_memory
 def load(
     source: str | Path | nn.Module | None = None,
     *,

@@ -1,11 +1,10 @@
 """Makes one `Batch` from a user's inputs (a text, texts, token ids, model inputs), and refuses anything else."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import dropwhile
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -51,51 +50,37 @@ MOST_CHARACTERS: Final = 2**22
 """The maximum number of characters of a text: about a million tokens, which take seconds and hundreds of megabytes."""
 
 
+@dataclass(eq=False, repr=False)
 class Encoder:
     """Turns inputs into a batch for one model, by its tokenizer, vocabulary and number of positions."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        n_vocab: int,
-        position_limit: int | None,
-        further: Mapping[str, int | None],
-        bos: bool | None,
-        device: torch.device,
-        decoder_start: int | None = None,
-        global_tokens: Callable[[Batch], Tensor] | None = None,
-        target_limit: int | None = None,
-        first_position: Callable[[], int | None] = lambda: None,
-        placeholders: Mapping[int, str] = MappingProxyType({}),
-        ignores_zeros: Callable[[str], bool] = lambda name: False,
-        besides: Besides | None = None,
-        placed: Callable[[Batch], Batch] = lambda batch: batch,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.n_vocab = n_vocab
-        self.position_limit = position_limit
-        self.further = further
-        self.bos = bos
-        self.device = device
-        self.decoder_start = decoder_start
-        """The token with which the decoder starts, in an encoder-decoder model; else None."""
-        self.global_tokens = global_tokens
-        """Finds the tokens of a batch that are global by default; None if the model has no global tokens."""
-        self.target_limit = target_limit
-        """The number of positions of the decoder's texts."""
-        self._first_position = first_position
-        """The number from which the model counts positions by default; None if it does not simply count them."""
-        self.placeholders = placeholders
-        """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
-        self.besides = besides
-        """What the model takes among its tokens besides text; None for a model of text alone."""
-        self._placed = placed
-        """Names the tokens of pictures and sounds by what they hold."""
-        self._ignores_zeros = ignores_zeros
-        """Whether zeros as a further input of the model, by its name, change nothing."""
-        self.unknown = unknown_id(tokenizer)
+    tokenizer: Any
+    n_vocab: int
+    position_limit: int | None
+    further: Mapping[str, int | None]
+    bos: bool | None
+    device: torch.device
+    decoder_start: int | None = None
+    """The token with which the decoder starts, in an encoder-decoder model; else None."""
+    global_tokens: Callable[[Batch], Tensor] | None = None
+    """Finds the tokens of a batch that are global by default; None if the model has no global tokens."""
+    target_limit: int | None = None
+    """The number of positions of the decoder's texts."""
+    first_position: Callable[[], int | None] = lambda: None
+    """The number from which the model counts positions by default; None if it does not simply count them."""
+    placeholders: Mapping[int, str] = field(default_factory=dict)
+    """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
+    ignores_zeros: Callable[[str], bool] = lambda name: False
+    """Whether zeros as a further input of the model, by its name, change nothing."""
+    besides: Besides | None = None
+    """What the model takes among its tokens besides text; None for a model of text alone."""
+    placed: Callable[[Batch], Batch] = lambda batch: batch
+    """Names the tokens of pictures and sounds by what they hold."""
+
+    def __post_init__(self) -> None:
+        self.unknown = unknown_id(self.tokenizer)
         """The id of all characters that the vocabulary lacks; None if it lacks none."""
-        self.special = special_ids(tokenizer) | frozenset(placeholders)
+        self.special = special_ids(self.tokenizer) | frozenset(self.placeholders)
         self._known_pieces: dict[int, tuple[str | bytes, str | bytes]] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding during a call.
         self._tokenizing = Lock()
@@ -109,7 +94,7 @@ class Encoder:
         """
         batch = self.read(inputs, bos)
         self.check_length(batch)
-        return self._placed(batch) if batch.senses else batch
+        return self.placed(batch) if batch.senses else batch
 
     def read(self, inputs: Inputs, bos: bool | None = None) -> Batch:
         """`encode` without the check of length, for callers that cut texts."""
@@ -362,7 +347,7 @@ class Encoder:
             numbers = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError):
             return False
-        return numbers.shape == ids.shape and not bool(numbers.any()) and self._ignores_zeros(name)
+        return numbers.shape == ids.shape and not bool(numbers.any()) and self.ignores_zeros(name)
 
     def _is_default(self, name: str, value: Tensor, batch: Batch) -> bool:
         """Whether leaving this input out gives the same results at real tokens."""
@@ -370,7 +355,7 @@ class Encoder:
             return not bool((value * batch.mask).any())
         if name != "position_ids":
             return False
-        first = self._first_position()
+        first = self.first_position()
         padded_before = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
         if first is None or padded_before or (first and bool(((batch.ids == first - 1) & batch.mask).any())):
             return False

@@ -88,16 +88,10 @@ class PlaceFinder:
         pictures: Pictures | None = None,
         seconds_per_frame: float | None = None,
     ) -> Places:
-        """The places of a text's tokens.
+        """The places of a text's tokens; `placeholders` are those of pictures and sounds ("an image"), by their ids.
 
         Without `pictures`, every `[channel height width]` that the model takes counts as a picture, or as a tile in
         `[picture tile channel height width]`; flattened patches then have no places.
-
-        Args:
-            text: One text.
-            placeholders: The ids that stand for pictures and sounds, each with what it stands for ("an image").
-            pictures: The user's pictures and their processor.
-            seconds_per_frame: The time between two frames of a sound, from its processor.
         """
         positions = torch.isin(text.ids, torch.tensor(sorted(placeholders), dtype=torch.long)).nonzero().flatten()
         senses = [placeholders[token] for token in text.ids[positions].tolist()]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 
@@ -13,27 +13,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def names_lack_of_memory(hint: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function raise `DeviceMemoryError` with a hint if the device runs out of memory, whatever error that
-    causes.
+_HINT: Final = 'Load the model in 16 bits (dtype="bfloat16") or on another device (device="cpu").'
+
+
+def names_lack_of_memory(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function raise `DeviceMemoryError` if the device runs out of memory, whatever error that causes.
 
     The error refers to no frame of the failed call, so nothing stays allocated.
     """
 
-    def decorated(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:
-                lack = _lack_of_memory(error)
-                if lack is None:
-                    raise
-            raise DeviceMemoryError(f"the device has too little memory: {lack.rstrip('.')}. {hint}")
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            lack = _lack_of_memory(error)
+            if lack is None:
+                raise
+        raise DeviceMemoryError(f"the device has too little memory: {lack.rstrip('.')}. {_HINT}")
 
-        return called
-
-    return decorated
+    return called
 
 
 def _lack_of_memory(error: BaseException | None) -> str | None:
