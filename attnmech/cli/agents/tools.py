@@ -23,7 +23,8 @@ from pydantic import Field
 from ...errors import AttnmechError
 from ...runs.progress import watched
 from ..inputs import built_in_paragraph, with_images
-from ..outputs import REPORT, RESULT, Outputs
+from ..outputs import REPORT, Outputs
+from ..outputs import RESULT as SUFFIXES
 from ..summaries import (
     certificate_summary,
     claim_rows,
@@ -39,27 +40,8 @@ from ..summaries import (
 )
 from ..terminal import Rows, Summary, as_object
 from .allowed import Folders, Models
-from .arguments import (
-    MOST_CHARACTERS,
-    Answer,
-    Column,
-    CorpusFile,
-    Documents,
-    Head,
-    Images,
-    Index,
-    Method,
-    Metric,
-    ModelName,
-    Out,
-    Picture,
-    RowLimit,
-    TestCase,
-    Text,
-    Texts,
-    Word,
-    Words,
-)
+from .arguments import MOST_CHARACTERS, Answer, Head, Index, Method, Metric, TestCase, Text, Word, Words
+from .asked import CORPUS, RESULT, Asked, shares
 
 MAX_ANSWER: Final = 60_000
 """The largest number of characters of an answer without its picture."""
@@ -75,6 +57,12 @@ _READ_BY_DEFAULT: Final = {
     "null": "64 documents in the demo model's language were read",
 }
 """What a tool reads if a call names no texts."""
+
+_FEW: Final[dict[str, Any]] = {
+    "annotation": Annotated[int, Field(ge=1, le=512, description="The documents read from the file.")],
+    "default": 64,
+}
+"""The documents of a sweep, which runs once for each head."""
 
 Answered: TypeAlias = Annotated[CallToolResult, Answer]
 
@@ -96,97 +84,72 @@ class Tools:
 
     # -- the tools --------------------------------------------------------------------------------------------
 
-    def load_model(self, ctx: Context, model: ModelName = None, rows: RowLimit = 50) -> Answered:
+    @shares(rows={"default": 50})
+    def load_model(self, hooked: Any, asked: Asked) -> Answered:
         """Load a model and prove what its activation points mean.
 
         The answer lists every check, and every activation point with its shape. Results on points of failed checks are
         refused. The numbers of layers and heads are in `model`.
         """
-        with self._work(ctx, model) as hooked:
-            return _answer(certificate_summary(hooked), rows)
+        return _answer(certificate_summary(hooked), asked.rows)
 
+    @shares("images")
     def report(
         self,
-        ctx: Context,
+        hooked: Any,
+        asked: Asked,
         texts: Annotated[list[Text], Field(min_length=1, max_length=12)],
         out: Annotated[
             list[Annotated[str, Field(max_length=4096)]],
             Field(min_length=1, max_length=4, description="Files to write in an allowed folder: .html for the page, "
                   ".csv or .parquet for the table."),
         ],
-        model: ModelName = None,
-        images: Images = None,
-        rows: RowLimit = 20,
     ) -> Answered:  # fmt: skip
         """Write an offline page about up to 12 texts: what each head attends to, why, and whether it matters.
 
         Of a long text, the first 192 tokens are run. The findings answer one question each.
         """
-        outputs = self._outputs(out, REPORT)
-        with self._work(ctx, model) as hooked:
-            from ...pages.report import report
+        from ...pages.report import report
 
-            result = report(hooked, texts if images is None else self._pictured(hooked, texts, images))
-            self._write(outputs, result, result.to_frame())
-            return _answer(report_summary(hooked, result, outputs), rows)
+        outputs = self.outputs(out, REPORT)
+        result = report(hooked, texts if asked.images is None else self._pictured(hooked, texts, asked.images))
+        self._write(outputs, result, result.to_frame())
+        return _answer(report_summary(hooked, result, outputs), asked.rows)
 
-    def head_types(
-        self,
-        ctx: Context,
-        model: ModelName = None,
-        file: CorpusFile = None,
-        column: Column = None,
-        documents: Documents = 200,
-        rows: RowLimit = 20,
-        out: Out = None,
-        picture: Picture = False,
-    ) -> Answered:
+    @shares(*CORPUS, *RESULT)
+    def head_types(self, hooked: Any, asked: Asked) -> Answered:
         """Find the type of every head: previous token, duplicate token, induction, first token, …
 
         Without a file, the heads read repeated sequences of random tokens. A type is claimed if its score, a mean
         attention, is above its baseline by an interval that holds for all heads together.
         """
-        outputs = self._outputs(out)
-        with self._work(ctx, model) as hooked:
-            from ...methods.head_types.head_types import head_types
+        from ...methods.head_types.head_types import head_types
 
-            corpus = None if file is None else self._corpus(file, column, documents)
-            result = head_types(hooked) if corpus is None else head_types(hooked, iter(corpus), truncate=True)
-            return self._answer("heads", hooked, result, type_rows(result), outputs, rows, picture)
+        corpus = self._inputs(asked)
+        result = head_types(hooked) if corpus is None else head_types(hooked, iter(corpus), truncate=True)
+        return self._answer("heads", hooked, result, type_rows(result), asked)
 
-    def attention_focus(
-        self,
-        ctx: Context,
-        model: ModelName = None,
-        texts: Texts = None,
-        file: CorpusFile = None,
-        column: Column = None,
-        documents: Documents = 200,
-        images: Images = None,
-        rows: RowLimit = 20,
-        out: Out = None,
-        picture: Picture = False,
-    ) -> Answered:
+    @shares("texts", *CORPUS, "images", *RESULT)
+    def attention_focus(self, hooked: Any, asked: Asked) -> Answered:
         """Measure where every head attends: first token, previous token, itself, how far, how concentrated.
 
         Without texts or a file, a built-in paragraph is read.
         """
-        outputs = self._outputs(out)
-        with self._work(ctx, model) as hooked:
-            inputs = self._inputs(texts, file, column, documents)
-            from ...methods.focus.attention_focus import attention_focus
+        from ...methods.focus.attention_focus import attention_focus
 
-            if images is None:
-                texts = [built_in_paragraph()] if inputs is None else inputs
-                result = attention_focus(hooked, iter(texts), truncate=True)
-            else:
-                result = attention_focus(hooked, self._pictured(hooked, inputs, images))
-            shown = focus_rows(result)
-            return self._answer("focus", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
+        inputs = self._inputs(asked)
+        if asked.images is None:
+            texts = [built_in_paragraph()] if inputs is None else inputs
+            result = attention_focus(hooked, iter(texts), truncate=True)
+        else:
+            result = attention_focus(hooked, self._pictured(hooked, inputs, asked.images))
+        return self._answer("focus", hooked, result, focus_rows(result), asked, named=inputs is not None)
 
+    @shares("picture")
     def explain_score(
         self,
-        ctx: Context,
+        hooked: Any,
+        asked: Asked,
         text: Text,
         layer: Index,
         head: Index,
@@ -197,37 +160,33 @@ class Tools:
             int | None,
             Field(ge=0, le=1_000_000, description="The position of the key; the most attended if left out."),
         ] = None,
-        model: ModelName = None,
-        rows: RowLimit = 20,
-        picture: Picture = False,
     ) -> Answered:
         """Explain why a head attends from one token to another: the score as an exact sum of its terms.
 
         The table has a row for each visible key with its position, its token, its attention, its score, and the terms
         that add up to the score. The most attended keys come first. The finding is about the chosen key.
         """
-        with self._work(ctx, model) as hooked:
-            from ...methods.scores.decompose_scores import decompose_scores
+        from ...methods.scores.decompose_scores import decompose_scores
 
-            count = int(hooked.encode(text).lengths.max())
-            if count > _MOST_TOKENS:
-                raise ToolError(
-                    f"a score is explained in texts of at most {_MOST_TOKENS:,} tokens; this has {count:,}."
-                )
-            result = decompose_scores(hooked, text, layers=[layer])
-            place = len(result.tokens[0]) - 1 if query is None else query
-            finding = f"{result.explain(layer, head, place, key)}."
-            shown = key_rows(result, head, place)
+        count = int(hooked.encode(text).lengths.max())
+        if count > _MOST_TOKENS:
+            raise ToolError(f"a score is explained in texts of at most {_MOST_TOKENS:,} tokens; this has {count:,}.")
+        result = decompose_scores(hooked, text, layers=[layer])
+        place = len(result.tokens[0]) - 1 if query is None else query
+        finding = f"{result.explain(layer, head, place, key)}."
+        shown = key_rows(result, head, place)
 
-            def draw(path: Path) -> Path:
-                drawn: Path = result.save_figure(path, "row_ledger", layer=layer, head=head, query=place)
-                return drawn
+        def draw(path: Path) -> Path:
+            drawn: Path = result.save_figure(path, "row_ledger", layer=layer, head=head, query=place)
+            return drawn
 
-            return _answer(Summary("explain", hooked, [finding], shown), rows, draw if picture else None)
+        return _answer(Summary("explain", hooked, [finding], shown), asked.rows, draw if asked.picture else None)
 
+    @shares("column", "documents")
     def search_examples(
         self,
-        ctx: Context,
+        hooked: Any,
+        asked: Asked,
         token: Annotated[str, Field(min_length=1, max_length=200, description="The token, with or without its space.")],
         file: Annotated[str, Field(max_length=4096, description="The corpus: a file in an allowed folder.")],
         at: Annotated[Literal["key", "query"], Field(description="Whether heads attend to the token or from it.")] = (
@@ -237,10 +196,6 @@ class Tools:
             Literal["attention", "value_weighted", "update", "next_token"],
             Field(description="The statistic that orders a head's rows."),
         ] = "attention",
-        model: ModelName = None,
-        column: Column = None,
-        documents: Documents = 200,
-        rows: RowLimit = 20,
     ) -> Answered:
         """Find heads that attend to a token, or from it, in the strongest rows of a corpus.
 
@@ -248,22 +203,18 @@ class Tools:
         apart from the first token and the query itself; `key_weight` is its attention. Strong rows are extremes; they
         do not show what a head does elsewhere.
         """
-        with self._work(ctx, model) as hooked:
-            from ...methods.examples.result import examples
+        from ...methods.examples.result import examples
 
-            corpus = self._corpus(file, column, documents)
-            result = examples(hooked, iter(corpus), by=by, truncate=True)
-            shown, finding = example_rows(result, token, at)
-            return _answer(summary_of("search", hooked, result, Outputs(), shown, finding), rows)
+        corpus = self._corpus(file, asked.column, asked.documents)
+        result = examples(hooked, iter(corpus), by=by, truncate=True)
+        shown, finding = example_rows(result, token, at)
+        return _answer(summary_of("search", hooked, result, asked.outputs, shown, finding), asked.rows)
 
+    @shares("texts", *CORPUS, *RESULT, documents=_FEW)
     def ablate_heads(
         self,
-        ctx: Context,
-        model: ModelName = None,
-        texts: Texts = None,
-        file: CorpusFile = None,
-        column: Column = None,
-        documents: Annotated[int, Field(ge=1, le=512, description="The documents read from the file.")] = 64,
+        hooked: Any,
+        asked: Asked,
         answers: Annotated[Words, Field(description="The right next token of each text, with its space.")] = None,
         against: Annotated[Words, Field(description="The token compared with each answer.")] = None,
         heads: Annotated[
@@ -273,32 +224,28 @@ class Tools:
         metric: Annotated[
             Metric, Field(description='"logit_difference" needs answers and against, "accuracy" needs answers.')
         ] = "loss",
-        rows: RowLimit = 20,
-        out: Out = None,
-        picture: Picture = False,
     ) -> Answered:
         """Ablate every head alone, and measure how much the metric changes: after minus before.
 
         Intervals are over texts and need at least five. Without texts or a file, 64 documents in the demo model's
         language are read.
         """
-        outputs = self._outputs(out)
-        with self._work(ctx, model) as hooked:
-            inputs = self._inputs(texts, file, column, documents)
-            from ...demo.text import documents as demo_documents
-            from ...methods.ablation.heads import ablate_heads
+        from ...demo.text import documents
+        from ...methods.ablation.heads import ablate_heads
 
-            texts = demo_documents(64) if inputs is None else inputs
-            result = ablate_heads(
-                hooked, texts, heads=_pairs(heads), method=method, metric=metric, answers=answers, against=against,
-                reference=texts if method == "mean" else None,
-            )  # fmt: skip
-            shown = effect_rows(result)
-            return self._answer("ablate", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
+        inputs = self._inputs(asked)
+        texts = documents(64) if inputs is None else inputs
+        result = ablate_heads(
+            hooked, texts, heads=_pairs(heads), method=method, metric=metric, answers=answers, against=against,
+            reference=texts if method == "mean" else None,
+        )  # fmt: skip
+        return self._answer("ablate", hooked, result, effect_rows(result), asked, named=inputs is not None)
 
+    @shares(*RESULT)
     def patch_heads(
         self,
-        ctx: Context,
+        hooked: Any,
+        asked: Asked,
         clean: Annotated[list[Text], Field(min_length=1, max_length=64, description="The prompts.")],
         corrupted: Annotated[
             list[Text],
@@ -315,26 +262,22 @@ class Tools:
         at: Annotated[
             Literal["z", "q", "k", "v", "pattern"], Field(description="The activation that is patched.")
         ] = "z",
-        model: ModelName = None,
-        rows: RowLimit = 20,
-        out: Out = None,
-        picture: Picture = False,
     ) -> Answered:  # fmt: skip
         """Patch each head's activation of clean prompts into corrupted ones, and measure the logit difference.
 
         Where query heads share keys and values, k and v are patched by kv head, and rows have `kv_head`.
         `recovered` is the share of the gap between the clean and the corrupted run that one head restores.
         """
-        outputs = self._outputs(out)
-        with self._work(ctx, model) as hooked:
-            from ...methods.patching.patch import patch
+        from ...methods.patching.patch import patch
 
-            result = patch(hooked, clean, corrupted, answers=answers, against=against, at=at)
-            return self._answer("patch", hooked, result, effect_rows(result), outputs, rows, picture)
+        result = patch(hooked, clean, corrupted, answers=answers, against=against, at=at)
+        return self._answer("patch", hooked, result, effect_rows(result), asked)
 
+    @shares(*RESULT)
     def confirm_heads(
         self,
-        ctx: Context,
+        hooked: Any,
+        asked: Asked,
         heads: Annotated[
             list[Head], Field(min_length=1, max_length=16, description="The heads, chosen on other texts.")
         ],
@@ -350,10 +293,6 @@ class Tools:
         ] = None,
         method: Method = "zero",
         sets: Annotated[int, Field(ge=20, le=2000, description="The largest number of control sets.")] = 200,
-        model: ModelName = None,
-        rows: RowLimit = 20,
-        out: Out = None,
-        picture: Picture = False,
     ) -> Answered:  # fmt: skip
         """Test whether removing heads together hurts a task more than removing other heads of the same layers.
 
@@ -362,83 +301,59 @@ class Tools:
         """
         if (cases is None) == (task is None):
             raise ToolError("expected `cases` or `task`; give one of them.")
-        outputs = self._outputs(out)
-        with self._work(ctx, model) as hooked:
-            from ...methods.claims.result import confirm_heads
-            from ...methods.claims.tasks import Case, Task
+        from ...methods.claims.result import confirm_heads
+        from ...methods.claims.tasks import Case, Task
 
-            chosen: Any = Task.of_retrieval(hooked, 64) if task == "retrieval" else task
-            if cases is not None:
-                chosen = [Case(case.prompt, case.answer, case.against, case.group) for case in cases]
-            result = confirm_heads(hooked, _pairs(heads), chosen, method=method, sets=sets)
-            shown, verdict = claim_rows(result), f"Verdict: {result.verdict}."
-            return self._answer("confirm", hooked, result, shown, outputs, rows, picture, verdict)
+        chosen: Any = Task.of_retrieval(hooked, 64) if task == "retrieval" else task
+        if cases is not None:
+            chosen = [Case(case.prompt, case.answer, case.against, case.group) for case in cases]
+        result = confirm_heads(hooked, _pairs(heads), chosen, method=method, sets=sets)
+        return self._answer("confirm", hooked, result, claim_rows(result), asked, f"Verdict: {result.verdict}.")
 
+    @shares("texts", *CORPUS, *RESULT, documents=_FEW)
     def null_attention(
         self,
-        ctx: Context,
-        model: ModelName = None,
-        texts: Texts = None,
-        file: CorpusFile = None,
-        column: Column = None,
-        documents: Annotated[int, Field(ge=1, le=512, description="The documents read from the file.")] = 64,
+        hooked: Any,
+        asked: Asked,
         sink: Annotated[
             Literal["first", "most_attended", "special"],
             Field(description="Where heads may rest: the first token, the most attended, or special tokens."),
         ] = "first",
         delta: Annotated[float, Field(gt=0, le=10, description="Effects within ±delta nats count as zero.")] = 0.01,
-        rows: RowLimit = 20,
-        out: Out = None,
-        picture: Picture = False,
     ) -> Answered:
         """Find, by interventions, the heads that rest on one token without effect on the loss.
 
         Without texts or a file, 64 documents in the demo model's language are read.
         """
-        outputs = self._outputs(out)
-        with self._work(ctx, model) as hooked:
-            inputs = self._inputs(texts, file, column, documents)
-            from ...demo.text import documents as demo_documents
-            from ...methods.null_attention.result import null_attention
+        from ...demo.text import documents
+        from ...methods.null_attention.result import null_attention
 
-            texts = demo_documents(64) if inputs is None else inputs
-            result = null_attention(hooked, texts, sink=sink, delta=delta)
-            shown = null_rows(result)
-            return self._answer("null", hooked, result, shown, outputs, rows, picture, named=inputs is not None)
+        inputs = self._inputs(asked)
+        result = null_attention(hooked, documents(64) if inputs is None else inputs, sink=sink, delta=delta)
+        return self._answer("null", hooked, result, null_rows(result), asked, named=inputs is not None)
 
+    @shares("texts", *CORPUS, *RESULT, rows={"default": 50})
     def residual_drift(
         self,
-        ctx: Context,
-        model: ModelName = None,
-        texts: Texts = None,
-        file: CorpusFile = None,
-        column: Column = None,
-        documents: Documents = 200,
+        hooked: Any,
+        asked: Asked,
         k: Annotated[int, Field(ge=1, le=1000, description="The number of nearest tokens compared.")] = 100,
-        rows: RowLimit = 50,
-        out: Out = None,
-        picture: Picture = False,
     ) -> Answered:
         """Measure how far tokens move from their own embeddings, layer by layer.
 
         Without texts or a file, a built-in paragraph is read.
         """
-        outputs = self._outputs(out)
-        with self._work(ctx, model) as hooked:
-            inputs = self._inputs(texts, file, column, documents)
-            from ...methods.drift.result import residual_drift
+        from ...methods.drift.result import residual_drift
 
-            result = residual_drift(
-                hooked, iter([built_in_paragraph()] if inputs is None else inputs), k=k, truncate=True
-            )
-            shown = drift_rows(result)
-            lead = result.verdicts().lead
-            return self._answer("drift", hooked, result, shown, outputs, rows, picture, lead, named=inputs is not None)
+        inputs = self._inputs(asked)
+        result = residual_drift(hooked, iter([built_in_paragraph()] if inputs is None else inputs), k=k, truncate=True)
+        lead = result.verdicts().lead
+        return self._answer("drift", hooked, result, drift_rows(result), asked, lead, named=inputs is not None)
 
     # -- what they share --------------------------------------------------------------------------------------
 
     @contextmanager
-    def _work(self, ctx: Context, model: str | None) -> Iterator[Any]:
+    def work(self, ctx: Context, model: str | None) -> Iterator[Any]:
         """Yields the model once no other call runs; reports progress, and ends the work if the call is cancelled."""
         steps = 0
 
@@ -464,7 +379,8 @@ class Tools:
         finally:
             self._running.release()
 
-    def _outputs(self, names: Sequence[str] | None, suffixes: Sequence[str] = RESULT) -> Outputs:
+    def outputs(self, names: Sequence[str] | None, suffixes: Sequence[str] = SUFFIXES) -> Outputs:
+        """The files of a call; raises `ToolError` for one that cannot be written."""
         try:
             outputs = Outputs([self._folders.file(name) for name in names or ()])
             for path in outputs.paths:
@@ -481,13 +397,11 @@ class Tools:
 
         return [text[:MOST_CHARACTERS] for text in islice(Corpus(self._folders.file(file), column=column), count)]
 
-    def _inputs(
-        self, texts: list[str] | None, file: str | None, column: str | None, documents: int
-    ) -> list[str] | None:
+    def _inputs(self, asked: Asked) -> list[str] | None:
         """The texts of a call, or None if it names none."""
-        if texts is not None and file is not None:
+        if asked.texts is not None and asked.file is not None:
             raise ToolError("expected `texts` or `file`; got both. Leave one out.")
-        return texts if file is None else self._corpus(file, column, documents)
+        return asked.texts if asked.file is None else self._corpus(asked.file, asked.column, asked.documents)
 
     def _pictured(self, hooked: Any, texts: Sequence[str] | None, images: Sequence[str]) -> Any:
         """The text of a call with its pictures."""
@@ -508,17 +422,15 @@ class Tools:
         hooked: Any,
         result: Any,
         shown: Rows,
-        outputs: Outputs,
-        rows: int,
-        picture: bool,
+        asked: Asked,
         *further: str,
         named: bool = True,
     ) -> CallToolResult:
-        self._write(outputs, result, result.by_head(), **{".safetensors": result.save})
-        summary = summary_of(command, hooked, result, outputs, shown, *further)
+        self._write(asked.outputs, result, result.by_head(), **{".safetensors": result.save})
+        summary = summary_of(command, hooked, result, asked.outputs, shown, *further)
         if not named:
             summary = replace(summary, notes=[*summary.notes, f"No texts were named: {_READ_BY_DEFAULT[command]}."])
-        return _answer(summary, rows, result.save_figure if picture else None)
+        return _answer(summary, asked.rows, result.save_figure if asked.picture else None)
 
 
 def _answer(summary: Summary, rows: int, draw: "Callable[[Path], Path] | None" = None) -> CallToolResult:
