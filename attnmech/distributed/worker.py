@@ -57,10 +57,7 @@ def _written(tensors: dict[str, Tensor]) -> bytes:
 
 
 class Worker:
-    """One process of an engine; Ray calls its methods in turn.
-
-    References come in lists, since Ray would otherwise fetch the objects for every call.
-    """
+    """One process of an engine. References come in lists, since Ray would fetch single ones for every call."""
 
     def __init__(self, threads: int, device: str) -> None:
         torch.set_num_threads(threads)

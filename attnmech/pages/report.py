@@ -254,10 +254,7 @@ def reports(
     bos: bool | None = None,
     step: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Report]:
-    """Makes the report without writers, types and ablations, which take longest, and then with them.
-
-    `step` is told what is measured next.
-    """
+    """Makes the report without writers, types and ablations, then with them; `step` is told what comes next."""
     require_model(model)
     batch = model.encoded(inputs, bos=bos, target=target)
     count = len(batch.ids)

@@ -191,10 +191,7 @@ def _for_all(mask: Tensor, queries: int, keys: int) -> Float[Tensor, "#batch #he
 def described_as(
     module: nn.Module, plan: Architecture, args: Sequence[Any], kwargs: dict[str, Any], made: Any
 ) -> tuple[Described, int]:
-    """The scale and the reading of the mask with which the named parts return the user's output.
-
-    Raises `UnsupportedModelError` if none of the scales and readings do.
-    """
+    """The scale and mask with which the named parts return the user's output; raises an error if none do."""
     wanted = made[0] if isinstance(made, tuple) else made
     returns = len(made) if isinstance(made, tuple) else 0
     width = wanted.shape[-1]

@@ -154,11 +154,7 @@ class CallForm:
         return axis is None or axis.kind != "shared"
 
     def perturbed(self, rows: Mapping[str, Tensor], texts: int = 2) -> dict[str, Tensor]:
-        """The first texts, and the same texts with noise added to real numbers: an example of zeros alone would prove
-        nothing.
-
-        Masks and whole numbers are unchanged.
-        """
+        """The first texts, and the same with noise on real numbers: an example of zeros alone would prove nothing."""
         generator = torch.Generator().manual_seed(_SEED)
         both = {}
         for name, value in rows.items():

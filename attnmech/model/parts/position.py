@@ -158,10 +158,7 @@ def tables_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, T
 
 
 def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
-    """Cosine and sine: from two tensors of one shape, from a complex tensor, or from one that holds both side by side.
-
-    None for anything else.
-    """
+    """Cosine and sine, from two tensors of one shape, a complex one, or one with both side by side; else None."""
     if isinstance(value, torch.Tensor) and value.is_complex():
         value = (value.real, value.imag)
     elif isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape[:2] == (1, 1):

@@ -279,10 +279,7 @@ def as_stored(module: nn.Module, name: str) -> Tensor | None:
 
 
 def check_real(model: nn.Module) -> None:
-    """Raises `WeightsError` naming the first parameter of integers or complex numbers.
-
-    Integers are allowed in a projection of a class that unpacks them.
-    """
+    """Raises `WeightsError` naming the first parameter of complex numbers, or of integers that nothing unpacks."""
     for path, module in model.named_modules():
         unpacks = is_packed_projection(module) and type(module) is not nn.Linear
         for name, parameter in module.named_parameters(path, recurse=False):

@@ -108,10 +108,7 @@ def certify_with(passes: Passes) -> Certificate:
 
 
 def prove(passes: Passes, *, again: bool, kept: bool) -> None:
-    """Gives a model its certificate.
-
-    If it may be `kept`, an earlier load's certificate is taken unless it is wanted `again`, and a new one is kept.
-    """
+    """Gives a model its certificate; if it may be `kept`, an earlier load's serves unless it is wanted `again`."""
     known = remembered(passes.model) if kept and not again else None
     if known is not None and still_holds(passes):
         passes.model.certificate, _ = known

@@ -138,10 +138,7 @@ def continued(model: HookedModel, text: Batch) -> Batch:
 
 
 def each_token_changed(model: HookedModel, batch: Batch) -> Batch:
-    """Copies of one text: the n-th has another token at place n + 1, the last is unchanged.
-
-    In an encoder-decoder, the decoder's tokens are changed.
-    """
+    """Copies of one text (of its decoder's): the n-th has another token at place n + 1, the last is unchanged."""
     written = batch if batch.target is None else batch.target
     copies = written.ids.shape[1] - 1
     made = batch.texts(torch.zeros(copies + 1, dtype=torch.long))

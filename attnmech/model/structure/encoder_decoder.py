@@ -27,10 +27,7 @@ from .traced import Attended, Call, Factors, Trace, calls_within, distance, fact
 
 
 class CrossReader(BlockReader):
-    """Reads cross-attention as if it were a separate block.
-
-    `calls` are the calls of the decoder's block; `start.within` is the path of the cross-attention in that block.
-    """
+    """Reads cross-attention, at `start.within` in the decoder's block of `calls`, as if it were a block."""
 
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
         own = calls_within(calls, start.within)
@@ -106,10 +103,7 @@ _NO_HEAD: Final = "its stream goes to the decoder, not to the unembedding"
 
 
 def read_stacks(model: PreTrainedModel) -> tuple[Architecture, ...]:
-    """The architectures of encoder, decoder and cross-attention of an encoder-decoder.
-
-    Raises `UnreadableError`, which says what was found and what is missing.
-    """
+    """The architectures of encoder, decoder and cross-attention; raises `UnreadableError` with what is missing."""
     return _StacksReader(model).architectures()
 
 

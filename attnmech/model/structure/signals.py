@@ -68,10 +68,7 @@ def argument_of(model: PreTrainedModel) -> str:
 
 
 def signal_of(model: PreTrainedModel) -> Signal | None:
-    """The inputs of a model; None for a model of tokens.
-
-    Raises `UnreadableError` if its config does not say the size.
-    """
+    """The inputs of a model; None for one of tokens. Raises `UnreadableError` if its config gives no size."""
     argument = argument_of(model)
     if argument not in KINDS or argument not in inspect.signature(model.forward).parameters:
         return None

@@ -39,10 +39,7 @@ def _as_stored(named: float, measured: float) -> float:
 
 
 class StreamSums:
-    """Finds the sums, within one block, of the stream that enters it and the outputs of its modules.
-
-    `attention` is the path of the block's attention.
-    """
+    """Finds the sums of a block's stream and its modules' outputs; `attention` is the path of its attention."""
 
     def __init__(
         self, stream: _Stream, ended: _Stream, calls: Sequence[Call], factors: Factors, attention: str

@@ -43,10 +43,7 @@ _STEEP: Final = 0.1
 
 
 def read_structure(model: PreTrainedModel) -> Architecture:
-    """The architecture of a model with one stack whose attention goes through transformers' interface.
-
-    Raises `UnreadableError`, which says what was found and what is missing.
-    """
+    """The architecture of a model with one stack; raises `UnreadableError` with what was found and is missing."""
     signal = signal_of(model)
     try:
         return Reader(model, signal).architecture()
@@ -392,10 +389,7 @@ def family(model: nn.Module) -> str:
 
 
 def common_plan(plans: Mapping[int, Architecture]) -> Architecture:
-    """The plan of most layers, with the layers that do not rotate.
-
-    Some layers may have been read differently, or not at all; the certificate decides whether they are like the others.
-    """
+    """The plan of most layers, with those that do not rotate; the certificate decides whether the others fit."""
     rotating = [plan for plan in plans.values() if plan.rotary is not None]
     (common, _), *_ = Counter(rotating or plans.values()).most_common(1)
     still = tuple(layer for layer, plan in plans.items() if rotating and plan.rotary is None)

@@ -78,11 +78,7 @@ class Trace:
         return self._ticks
 
     def take(self, path: str) -> tuple[Attended, list[Call]]:
-        """Removes the calls of a block that has just ended from the trace, and returns them with paths within the
-        block.
-
-        Only the call of the block itself stays in the trace.
-        """
+        """Removes the calls inside a block that has ended from the trace; returns all of it, with paths within it."""
         within = calls_within(self.calls, path)
         self.calls = [call for call in self.calls if not call.path.startswith(f"{path}.")]
         return self.attended.pop(), within
