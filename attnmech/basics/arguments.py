@@ -56,17 +56,21 @@ def integer(value: Any) -> int:
         raise TypeError(str(error)) from error
 
 
+def _whole(value: object) -> int | None:
+    try:
+        return integer(value)
+    except TypeError:
+        return None
+
+
 def index_of(name: str, value: object, count: int, owner: str = "") -> int:
     """An index from 0 to count − 1, of any integer type; raises `InputError` for anything else.
 
     >>> index_of("head", 3, 8)
     3
     """
-    try:
-        index = integer(value)
-    except TypeError:
-        index = -1
-    if not 0 <= index < count:
+    index = _whole(value)
+    if index is None or not 0 <= index < count:
         known = f" ({owner})" if owner else ""
         raise InputError(f"`{name}` must be from 0 to {count - 1}{known}; got {value!r}.")
     return index
@@ -78,12 +82,9 @@ def whole_number(name: str, value: object, *, least: int = 0, most: int | None =
     >>> whole_number("count", 7, most=7)
     7
     """
-    try:
-        number = integer(value)
-        if number >= least and (most is None or number <= most):
-            return number
-    except TypeError:
-        pass
+    number = _whole(value)
+    if number is not None and number >= least and (most is None or number <= most):
+        return number
     upper = " or more" if most is None else f" to {most}"
     explained = f" ({most_is})" if most_is else ""
     raise InputError(f"`{name}` must be a whole number, {least}{upper}{explained}; got {shown(value)}.")
@@ -95,12 +96,9 @@ def member(name: str, value: object, known: Sequence[int], they_are: str) -> int
     >>> member("layer", 3, (0, 3), "the layers measured")
     3
     """
-    try:
-        number = integer(value)
-        if number in known:
-            return number
-    except TypeError:
-        pass
+    number = _whole(value)
+    if number is not None and number in known:
+        return number
     raise InputError(f"`{name}` must be one of {they_are}, {list(known)}; got {shown(value)}.")
 
 

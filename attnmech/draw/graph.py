@@ -8,7 +8,6 @@ from ..basics.arguments import shown
 from ..basics.public import public
 from ..errors import InputError
 from .embed import View
-from .packing import rounding_note
 from .patterns import PROBABILITY, Array, Measure
 from .token_weights import token_weights
 
@@ -63,9 +62,8 @@ def token_graph(
     """
     if not (isinstance(threshold, Real) and 0 < threshold <= 1):
         raise InputError(f"`threshold` must be above 0 and at most 1; got {shown(threshold)}. Try 0.1.")
-    data, packed = token_weights(
+    data, remarks = token_weights(
         pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one, measure=measure
     )
     data |= {"threshold": threshold, "across": keys is not None}
-    reading = (READING if keys is None else READING_ACROSS) + measure.reading
-    return View("token_graph", title, reading + rounding_note(packed, measure.weight), data)
+    return View("token_graph", title, (READING if keys is None else READING_ACROSS) + remarks, data)

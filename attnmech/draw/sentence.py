@@ -7,7 +7,6 @@ from ..basics.arguments import listed
 from ..basics.public import public
 from ..errors import InputError
 from .embed import View
-from .packing import rounding_note
 from .patterns import PROBABILITY, Array, Measure
 from .token_weights import token_weights
 
@@ -58,7 +57,7 @@ def sentence_view(
         title: the view's heading.
 
     """
-    data, packed = token_weights(
+    data, remarks = token_weights(
         pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one, measure=measure
     )
     count = len(data["keys"])
@@ -66,4 +65,4 @@ def sentence_view(
     if len(marks) != count:
         raise InputError(f"`special` must have one bool for each of the {count} key tokens; got {len(marks)}.")
     data["special"] = [bool(mark) for mark in marks]
-    return View("sentence", title, READING + measure.reading + rounding_note(packed, measure.weight), data)
+    return View("sentence", title, READING + remarks, data)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from ..basics.nouns import TEXT
 from ..errors import InputError
 from .embed import MOST_BYTES
-from .packing import PackedValues, pack_logarithms
+from .packing import pack_logarithms, rounding_note
 from .patterns import Array, Measure, as_array, checked_pattern, of_layers
 
 ROUNDING: Final = 1e-6
@@ -25,8 +25,8 @@ def token_weights(
     head: int,
     sums_to_one: bool,
     measure: Measure,
-) -> tuple[dict[str, Any], PackedValues]:
-    """Returns the data of a view with lines between tokens, and the packed pattern, for the note on its rounding.
+) -> tuple[dict[str, Any], str]:
+    """Returns the data of a view with lines between tokens, and the end of its reading: on the weights and rounding.
 
     `rest` is the part of each row that goes to no key (the share of a sink, or of keys that were cut off); if a key is
     hidden, `rest` still takes part in the softmax. The data have `rest` only if `sums_to_one` is False.
@@ -42,7 +42,8 @@ def token_weights(
     packed = pack_logarithms(probabilities)
     data = of_layers(probabilities, tokens, layers=layers, keys=keys, head=head, measure=measure)
     data |= {"pattern": packed, "nouns": TEXT.for_views}
-    return (data if sums_to_one else data | {"rest": pack_logarithms(unattended(probabilities))}), packed
+    rest = {} if sums_to_one else {"rest": pack_logarithms(unattended(probabilities))}
+    return data | rest, measure.reading + rounding_note(packed, measure.weight)
 
 
 def unattended(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "layer head query"]:

@@ -79,15 +79,16 @@ class _Header:
 
     def kind(self) -> int:
         """Reads the number of a type."""
-        start = self.place
-        self.skip(self.word.size, "a type")
-        return int(self.word.unpack_from(self.data, start)[0])
+        return self._number(self.word, "a type")
 
     def count(self) -> int:
         """Reads a length or a count."""
+        return self._number(self.long, "a count")
+
+    def _number(self, form: struct.Struct, what: str) -> int:
         start = self.place
-        self.skip(self.long.size, "a count")
-        return int(self.long.unpack_from(self.data, start)[0])
+        self.skip(form.size, what)
+        return int(form.unpack_from(self.data, start)[0])
 
     def skip_value(self, kind: int) -> None:
         if kind in _SCALARS:

@@ -131,14 +131,12 @@ def _proven(plain: OwnModule, form: CallForm, example: Any, first: Traced, outpu
         second = traced(plain, twice)
     finally:
         plain.form = plain_form
-    if len(second.uses) != len(first.uses):
+    if len(second.uses) != len(first.uses) or not all(
+        two.z.shape == (2 * one.texts, *one.z.shape[1:])
+        and all(torch.allclose(half, one.z, rtol=1e-3, atol=1e-4, equal_nan=True) for half in two.z.chunk(2))
+        for one, two in zip(first.uses, second.uses, strict=True)
+    ):
         raise _WrongReadingError
-    for one, two in zip(first.uses, second.uses, strict=True):
-        if two.z.shape != (2 * one.texts, *one.z.shape[1:]):
-            raise _WrongReadingError
-        for half in two.z.chunk(2):
-            if not torch.allclose(half, one.z, rtol=1e-3, atol=1e-4, equal_nan=True):
-                raise _WrongReadingError
     whole = first_output(second.output.whole)
     if whole.ndim == output.ndim + 1:  # the axis was inserted
         grown = [at for at in range(whole.ndim) if whole.shape[at] == 2 and _without(whole.shape, at) == output.shape]

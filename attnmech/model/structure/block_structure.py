@@ -393,19 +393,13 @@ class BlockReader:
             if call.path != self._path and not call.path.startswith(f"{self._path}.")
         ]  # fmt: skip
         others.sort(key=lambda candidate: (candidate[0].path.count("."), candidate[0].order))
-        for writer, value in written:
-            if (fit := self._sums.fitted(self._ended, self._stream, [value])) is not None:
+        pairs = [[one, other] for one in written for other in others if not same(one[1], other[1])]
+        for parts in (*([one] for one in written), *pairs):
+            (writer, *mlp), values = zip(*parts, strict=True)
+            if (fit := self._sums.fitted(self._ended, self._stream, values)) is not None:
                 attn_out = "" if writer.path == plan.out else writer.path
-                return replace(plan, attn_out=attn_out, attn_scale=fit.factors[0])
-        for writer, value in written:
-            for call, other in others:
-                fit = None if same(value, other) else self._sums.fitted(self._ended, self._stream, [value, other])
-                if fit is not None:
-                    factors = fit.factors
-                    attn_out = "" if writer.path == plan.out else writer.path
-                    return replace(
-                        plan, attn_out=attn_out, attn_scale=factors[0], mlp_out=call.path, mlp_scale=factors[1]
-                    )
+                plan = replace(plan, attn_out=attn_out, attn_scale=fit.factors[0])
+                return replace(plan, mlp_out=mlp[0].path, mlp_scale=fit.factors[1]) if mlp else plan
         _refuse("no sum of the stream and the output of attention was found")
 
     # -- small things --------------------------------------------------------------------------------------
