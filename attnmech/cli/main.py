@@ -4,9 +4,12 @@
 Neither torch nor transformers is imported until a command needs it.
 """
 
+import os
+import secrets
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
 import typer
@@ -16,11 +19,11 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..basics.messages import LongTextWarning
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
-from .agents.command import mcp
+from .agents.allowed import Folders, Models
 from .inputs import job_of, numbers_of, with_images
-from .options import CORPUS, ENGINE, MetricOption, Options, shares
+from .options import CORPUS, ENGINE, DeviceOption, DtypeOption, MetricOption, Options, shares
 from .outputs import ATLAS, FOLLOWS, REPORT, TABLE
-from .stages import interrupt_in, stages
+from .stages import importing, interrupt_in, stages
 from .summaries import (
     atlas_summary,
     certificate_summary,
@@ -375,12 +378,57 @@ def check(
         raise typer.Exit(1)
 
 
-app.command(
-    epilog=_examples(
-        "attnmech mcp --model gpt2 --folder ./texts",
-        "attnmech mcp --http 8765",
-    )
-)(mcp)
+TOKEN: Final = "ATTNMECH_MCP_TOKEN"
+"""The environment variable with the token of the HTTP server."""
+
+
+@app.command(epilog=_examples("attnmech mcp --model gpt2 --folder ./texts", "attnmech mcp --http 8765"))
+def mcp(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A model that agents may load: hub name, folder or GGUF file; may be repeated. The demo model (demo) "
+            "if left out.",
+        ),
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option("--folder", help="A folder in which agents may read and write files; may be repeated."),
+    ] = None,
+    http: Annotated[
+        int | None,
+        typer.Option(
+            "--http", min=1, max=65535, help="Serve HTTP on this port of 127.0.0.1 instead of stdin and stdout."
+        ),
+    ] = None,
+) -> None:
+    r"""Serves attnmech to agents over the Model Context Protocol (pip install "attnmech\[mcp]").
+
+    Agents can load the models that you name, and read and write files in the folders that you name; no code of theirs
+    is run. Over HTTP, they must send a token: that of the environment variable ATTNMECH_MCP_TOKEN, or one that is
+    printed at the start.
+    """
+    models, folders = Models(model or (), device, dtype), Folders(folder or ())
+    try:
+        with importing():
+            from .agents.server import HOST, serve_http, serve_stdio
+            from .agents.tools import Tools
+    except ImportError as error:
+        raise InputError('to serve agents: pip install "attnmech[mcp]".') from error
+    tools = Tools(models, folders)
+    if http is None:
+        serve_stdio(tools)
+        return
+    token = os.environ.get(TOKEN)
+    if not token:
+        token = secrets.token_urlsafe(24)
+        console(stderr=True).print(f"token: {token}", soft_wrap=True)
+    console(stderr=True).print(f"serving http://{HOST}:{http}/mcp", soft_wrap=True)
+    serve_http(tools, http, token)
 
 
 def main() -> None:

@@ -65,7 +65,10 @@ class Unbridged:
         batch = _moved(passes.batch, next(self.model.parameters()))
         label = passes.model.output_stack.label
         self._compare("its logits", lambda: output_of(call(inner, batch)), batch, label)
-        text = batch.texts(torch.tensor([_unpadded(batch)]))
+        whole = (
+            batch.mask.all(dim=1) if batch.target is None else (batch.mask.all(dim=1) & batch.target.mask.all(dim=1))
+        )
+        text = batch.texts(whole.nonzero()[0].cpu())  # the first without padding
         if self.bridge is not None and passes.model.points["logits"].absent is None:
             self._compare("the logits of its own forward pass", lambda: _forward(without_hooks, text), text, label)
 
@@ -262,13 +265,6 @@ def _moved(batch: Batch, weight: Tensor) -> Batch:
     return replace(
         batch, ids=batch.ids.to(weight.device), mask=batch.mask.to(weight.device), target=target, extra=extra
     )
-
-
-def _unpadded(batch: Batch) -> int:
-    """The index of the first text without padding in a batch."""
-    masks = [batch.mask] if batch.target is None else [batch.mask, batch.target.mask]
-    whole = torch.stack([mask.all(dim=1) for mask in masks]).all(dim=0)
-    return int(whole.nonzero()[0])
 
 
 def _forward(bridge: "TransformerBridge", batch: Batch) -> Tensor:

@@ -442,7 +442,8 @@ class Encoder:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
-        bos = self._starts_with(self._bos_ids, ids, mask) if self._bos_ids else None
+        first = ids.gather(1, mask.int().argmax(dim=1, keepdim=True))
+        bos = bool(torch.isin(first, torch.tensor(self._bos_ids)).all()) if self._bos_ids else None
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
         pieces = tuple(map(self._pieces, ids.tolist(), unknown or [()] * len(ids)))
         ids, mask = ids.to(self.device), mask.to(self.device)
@@ -468,11 +469,6 @@ class Encoder:
                 f"the text holds {text}token {held[0]}, which stands for {self.placeholders[held[0]]}; "
                 f"{alone if self.besides is None or self.besides.refused else advice}"
             )
-
-    @staticmethod
-    def _starts_with(tokens: list[int], ids: Tensor, mask: Tensor) -> bool:
-        first = ids.gather(1, mask.int().argmax(dim=1, keepdim=True))
-        return bool(torch.isin(first, torch.tensor(tokens)).all())
 
 
 def _added_once(row: list[int], bare: list[int]) -> list[int]:
