@@ -65,9 +65,8 @@ class Unbridged:
         batch = _moved(passes.batch, next(self.model.parameters()))
         label = passes.model.output_stack.label
         self._compare("its logits", lambda: output_of(call(inner, batch)), batch, label)
-        whole = (
-            batch.mask.all(dim=1) if batch.target is None else (batch.mask.all(dim=1) & batch.target.mask.all(dim=1))
-        )
+        whole = batch.mask.all(dim=1)
+        whole = whole if batch.target is None else whole & batch.target.mask.all(dim=1)
         text = batch.texts(whole.nonzero()[0].cpu())  # the first without padding
         if self.bridge is not None and passes.model.points["logits"].absent is None:
             self._compare("the logits of its own forward pass", lambda: _forward(without_hooks, text), text, label)

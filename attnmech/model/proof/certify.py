@@ -175,7 +175,11 @@ class Statements(EditChecks):
     @cached_property
     def _of_layers(self) -> dict[str, Check | Statement | Exception]:
         """The statements about the stack's layers, which are made before the passes; or what making one raised."""
-        return {name: attempt(make) for name, make in layer_checks(self).items()}
+        made: dict[str, Check | Statement | Exception] = {}
+        for entry in layer_checks(self):
+            name, check = (entry.name, entry) if isinstance(entry, Statement) else (entry[0], attempt(entry[1]))
+            made[name] = check
+        return made
 
     def read(self, run: ProbeRun, layer: int) -> None:
         """Compares what a layer of the stack has just computed."""

@@ -1,6 +1,6 @@
 """Lists the statements that must hold in every layer."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -21,7 +21,7 @@ from ..stack.stack import Stack
 from .output_checks import gate_limit, gate_values, scaled_output, weighted_values, written_by_heads
 from .plain_checks import same_patterns, same_streams
 from .position_checks import alibi_terms, relative_scores, relative_scores_beyond, rotary_closed_form, rotated
-from .probe import Compared, LayerComparisons, Probe, ProbeRun, Statement, by_row, norm_of, plain_module
+from .probe import Compared, Probe, ProbeRun, Statement, by_row, norm_of, plain_module
 
 
 def sum_with_attention(probe: Probe) -> Check | Statement:
@@ -218,60 +218,47 @@ def latent_values(layout: Expanded, probe: Probe, run: ProbeRun, layer: int) -> 
         yield probe.compared(run, layer, captured.to(probe.wide), expected, by_row(expected, probe.of_norms))
 
 
-_Checks: TypeAlias = dict[str, Callable[[], Check | Statement]]
+_Checks: TypeAlias = Iterator[Statement | tuple[str, Callable[[], Check | Statement]]]
+"""Statements, and functions that make one, each with the name under which it fails if it cannot be made."""
 
 
 def layer_checks(probe: Probe) -> _Checks:
-    """The checks of a stack's layers, in order, each with the name under which it fails if it cannot be made."""
-    return {
-        **_of_inputs(probe),
-        **_of_positions(probe),
-        **_of_attention(probe),
-        **(_of_stream(probe) if probe.plan.streams else {}),
-        **(_of_crossing(probe) if probe.stack.label == "cross" else {}),
-    }
-
-
-def _stated(
-    probe: Probe,
-    name: str,
-    statement: str,
-    points: tuple[str, ...],
-    comparisons: LayerComparisons,
-    tolerance: float | None = None,
-    further: Callable[[Probe], Iterable[Compared]] | None = None,
-) -> _Checks:
-    limit = probe.local if tolerance is None else tolerance
-    return {name: partial(Statement, name, statement, points, comparisons, limit, further)}
+    """The checks of a stack's layers, in order."""
+    yield from _of_inputs(probe)
+    yield from _of_positions(probe)
+    yield from _of_attention(probe)
+    if probe.plan.streams:
+        yield from _of_stream(probe)
+    if probe.stack.label == "cross":
+        yield from _of_crossing(probe)
 
 
 def _of_inputs(probe: Probe) -> _Checks:
     """The statements about the inputs of a layer's attention."""
-    plan, checks = probe.plan, _Checks()
+    plan = probe.plan
     if plan.streams:
-        checks["streams"] = partial(same_streams, probe)
-    checks["attentions"] = partial(same_patterns, probe)
+        yield "streams", partial(same_streams, probe)
+    yield "attentions", partial(same_patterns, probe)
     if plan.streams:
         statement = "attn_in = the input norm of resid_pre, or resid_pre without one"
         compare = partial(normed_stream, probe.stack, "resid_pre", plan.attn_norm)
-        checks |= _stated(probe, "attn_in", statement, ("resid_pre", "attn_in"), compare)
+        yield Statement("attn_in", statement, ("resid_pre", "attn_in"), compare)
     statement = "q, k, v = attn_in W + b" if plan.expanded is None else "q, k, v = (latent or attn_in) W + b"
-    limit = probe.product(probe.model.d_model)
-    checks |= _stated(probe, "projections", statement, ("attn_in", "q", "k", "v"), projected, limit)
+    yield Statement("projections", statement, ("attn_in", "q", "k", "v"), projected, probe.product(probe.model.d_model))
     if plan.expanded is not None:
         statement = "latent = norm of columns of attn_in W + b; likewise the queries' latent"
         points, latents = ("attn_in", "latent", "q", "k", "v"), partial(latent_values, plan.expanded)
-        checks |= _stated(probe, "latent", statement, points, latents, probe.of_norms)
-    return checks
+        yield Statement("latent", statement, points, latents, probe.of_norms)
 
 
 def _of_positions(probe: Probe) -> _Checks:
     """The statements about the effect of positions on scores."""
-    plan, checks = probe.plan, _Checks()
+    plan = probe.plan
     if plan.rotary is not None:
-        checks |= {"rotation": partial(rotated, probe), "rotary_tables": partial(rotary_closed_form, probe)}
+        yield "rotation", partial(rotated, probe)
+        yield "rotary_tables", partial(rotary_closed_form, probe)
     if plan.alibi is not None:
-        checks["alibi"] = partial(alibi_terms, probe)
+        yield "alibi", partial(alibi_terms, probe)
     if plan.relative:
         statement = (
             "scores = (q·k + q·K + k·Q) / √(d_head · n), K and Q from the weights, row by distance"
@@ -279,58 +266,49 @@ def _of_positions(probe: Probe) -> _Checks:
             else "scores = ((q + u)·k + (q + v)·r) / √d_head, r the projected sinusoids of the distance"
         )
         points, limit = ("q", "k", "scores"), probe.product(probe.model.d_model)
-        checks |= _stated(
-            probe, "relative positions", statement, points, relative_scores, limit, relative_scores_beyond
-        )
-    return checks
+        yield Statement("relative positions", statement, points, relative_scores, limit, relative_scores_beyond)
 
 
 def _of_attention(probe: Probe) -> _Checks:
     """The statements about scores, pattern and their outputs."""
     plan, model, stack = probe.plan, probe.model, probe.stack
     statement, limit = "scores = Σ terms of the score ledger", probe.product(model.d_model)
-    checks = _stated(probe, "ledger", statement, ("q", "k", "scores"), sum_of_terms, limit)
+    yield Statement("ledger", statement, ("q", "k", "scores"), sum_of_terms, limit)
     statement, points = "pattern = softmax(scores); rows sum to 1 minus a sink's mass", ("scores", "pattern")
-    checks |= _stated(probe, "softmax", statement, points, softmax_of_scores)
-    statement, limit = "pattern = 0 where a key is hidden", sum_rounding(model.dtype)
-    checks |= _stated(probe, "mask", statement, points, hidden_keys, limit)
+    yield Statement("softmax", statement, points, softmax_of_scores)
+    yield Statement("mask", "pattern = 0 where a key is hidden", points, hidden_keys, sum_rounding(model.dtype))
     if plan.gate is not None:
-        statement = _statement_of(plan.gate)
-        checks |= _stated(probe, "gate", statement, ("gate", "z"), gate_values, gate_limit(probe))
+        yield Statement("gate", _statement_of(plan.gate), ("gate", "z"), gate_values, gate_limit(probe))
     statement = "z = pattern v" if plan.gate is None else "z = gate ⊙ pattern v"
-    limit = probe.product(len(probe.batch.ids[0]))
-    checks |= _stated(probe, "z", statement, ("pattern", "v", "z"), weighted_values, limit)
+    yield Statement("z", statement, ("pattern", "v", "z"), weighted_values, probe.product(len(probe.batch.ids[0])))
     statement = "W_O reads z, and returns z W_O for each head alone; Σ_h z W_O + b_O = attn_raw"
     limit = probe.product(stack.n_heads * stack.d_value)
-    return checks | _stated(probe, "heads", statement, ("z", "result", "attn_raw"), written_by_heads, limit)
+    yield Statement("heads", statement, ("z", "result", "attn_raw"), written_by_heads, limit)
 
 
 def _of_stream(probe: Probe) -> _Checks:
     """The statements about the input and output of a block."""
     plan, adding = probe.plan, sum_rounding(probe.model.dtype)
-    checks: _Checks = {"attn_out": partial(scaled_output, probe), "stream": partial(sum_with_attention, probe)}
-    limit = adding if plan.norm == "pre" else None
-    checks |= _stated(probe, "mlp", *mlp_statement(probe), sum_with_mlp, limit)
+    yield "attn_out", partial(scaled_output, probe)
+    yield "stream", partial(sum_with_attention, probe)
+    yield Statement("mlp", *mlp_statement(probe), sum_with_mlp, adding if plan.norm == "pre" else None)
     if plan.chained and not plan.within:
         statement, points = "resid_post of a layer = resid_pre of the next", ("resid_pre", "resid_post")
-        checks |= _stated(probe, "chain", statement, points, chained_layers, adding)
-    return checks
+        yield Statement("chain", statement, points, chained_layers, adding)
 
 
 def _of_crossing(probe: Probe) -> _Checks:
     """The statements about the inputs of cross-attention and the stream to which it writes."""
-    plan, model, checks = probe.plan, probe.model, _Checks()
-    decoder = model.output_stack.architecture
+    plan, model, decoder = probe.plan, probe.model, probe.model.output_stack.architecture
     if not model.is_own and decoder.streams and decoder.mid_norm is not None:
         statement = "attn_in = the middle norm of decoder.resid_mid"
         compare = partial(normed_stream, model.output_stack, "resid_mid", decoder.mid_norm)
-        checks |= _stated(probe, "queries", statement, ("attn_in",), compare)
+        yield Statement("queries", statement, ("attn_in",), compare)
     if not model.is_own:
         statement = "keys and values are made from the encoder's final stream, normed"
-        checks |= _stated(probe, "states", statement, ("k", "v"), crossed_states)
+        yield Statement("states", statement, ("k", "v"), crossed_states)
     if not plan.streams and plan.attn_out:
-        checks["attn_out"] = partial(scaled_output, probe)
-    return checks
+        yield "attn_out", partial(scaled_output, probe)
 
 
 def _statement_of(gate: Gate | NormGate | HalfOfRow) -> str:

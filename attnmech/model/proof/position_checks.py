@@ -24,7 +24,7 @@ def rotated(probe: Probe) -> Statement:
     """Rotated queries and keys are R q and R k."""
 
     def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-        statement.tolerance = max(statement.tolerance, _rotated_to(probe, run, layer))
+        statement.tolerance = max(statement.tolerance or 0.0, _rotated_to(probe, run, layer))
         yield from _rotary(probe, run, layer)
 
     statement = Statement("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), comparisons, 0.0)

@@ -430,7 +430,8 @@ class Statement:
     statement: str
     points: tuple[str, ...]
     comparisons: LayerComparisons
-    tolerance: float
+    tolerance: float | None = None
+    """By default, that of a step of the model's own computation."""
     further: Callable[[Probe], Iterable[Compared]] | None = None
     """A function that compares values after the passes."""
     worst: Compared = Compared("nowhere", 0.0)
