@@ -126,12 +126,12 @@ class Ray(Workers):
         imported()
         from .shipping import shipped
         from .streaming import CallerChanges
-        from .sweeping import Changing, Dividing
+        from .sweeping import Changing, divide
 
         described = Changing(work.engine.on(None), work.changes, work.judge, CallerChanges.of(work.model))
         plan = shipped(described, "a metric, an intervention or a hook")
         with self._serving(work.model) as pool:
-            Dividing(pool, *_put(plan), work, parts, bar).run()
+            divide(pool, *_put(plan), work, parts, bar)
 
     # -- workers ----------------------------------------------------------------------------------------------
 

@@ -98,67 +98,64 @@ class _Group:
         return replace(reduce(Covered.then, map(Covered.of, self.parts)), left_out=self.left_out)
 
 
+@dataclass(eq=False)
 class Summing:
-    """One pass over a corpus on workers."""
+    """One pass over a corpus on workers, which have the key of their work, or fetch it."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        key: str,
-        work: Any,
-        parts: Iterator[CorpusBatch],
-        total: Total,
-        journal: Journal | None,
-        bar: Meter,
-    ) -> None:
-        self._pool, self._call, self._parts = pool, (key, [work]), parts
-        self._total, self._journal, self._bar = total, journal, bar
-        self._groups: dict[int, _Group] = {}
-        self._begun = self._added = 0
+    pool: Pool
+    key: str
+    work: Any
+    parts: Iterator[CorpusBatch]
+    total: Total
+    journal: Journal | None
+    bar: Meter
+    groups: dict[int, _Group] = field(default_factory=dict)
+    begun: int = 0
+    added: int = 0
 
     def run(self) -> None:
         """Adds all results to the total; if interrupted, those up to the first unfinished group are there."""
-        now_and_then = Journalling(self._journal)
-        for task, result in self._pool.run(self._next):
+        now_and_then = Journalling(self.journal)
+        for task, result in self.pool.run(self._next):
             number, pieces = task.request
-            group = self._groups[number]
+            group = self.groups[number]
             group.waiting -= 1
             if result is not None:
                 group.results.append(result)
             else:
                 again, left_out = divided(pieces, task.deaths)
                 for some in again:
-                    self._pool.again(self._reduce(number, some, task.deaths))
+                    self.pool.again(self._reduce(number, some, task.deaths))
                 group.waiting += len(again)
                 group.left_out += left_out
             if not group.waiting:
                 for part in group.parts:
-                    self._bar.advance(part)
-            while (first := self._groups.get(self._added)) is not None and not first.waiting:
+                    self.bar.advance(part)
+            while (first := self.groups.get(self.added)) is not None and not first.waiting:
                 self._add(first)
-                now_and_then.write(self._total)
-        assert not self._groups
+                now_and_then.write(self.total)
+        assert not self.groups
 
     def _next(self) -> WorkerCall | None:
         """The next batches to reduce."""
-        count = next((count for tasks, count in BATCHES.items() if self._begun < tasks), MOST)
-        parts = list(islice(self._parts, count))
+        count = next((count for tasks, count in BATCHES.items() if self.begun < tasks), MOST)
+        parts = list(islice(self.parts, count))
         if not parts:
             return None
-        number, self._begun = self._begun, self._begun + 1
-        self._groups[number] = _Group(parts)
+        number, self.begun = self.begun, self.begun + 1
+        self.groups[number] = _Group(parts)
         return self._reduce(number, [Piece.of(part.batch, part.documents) for part in parts])
 
     def _reduce(self, number: int, pieces: list[Piece], deaths: int = 0) -> WorkerCall:
-        return WorkerCall((*self._call, pieces), (number, pieces), deaths)
+        return WorkerCall((self.key, [self.work], pieces), (number, pieces), deaths)
 
     def _add(self, group: _Group) -> None:
         """Adds the results of the first group that has not been added."""
-        reducers, covered = self._total.reducers, group.covered
+        reducers, covered = self.total.reducers, group.covered
         states: list[State] | None = None
         for result in group.results:
             of_task = states_of(load(fetched(result)), len(reducers))
             states = of_task if states is None else merged_states(reducers, states, of_task, covered.documents)
-        self._total.extend(states, covered)
-        del self._groups[self._added]
-        self._added += 1
+        self.total.extend(states, covered)
+        del self.groups[self.added]
+        self.added += 1

@@ -53,39 +53,32 @@ class Groups:
     groups: list[list[int]]
 
 
-class Dividing:
-    """One sweep on workers."""
+def divide(pool: Pool, key: str, sent: Any, work: Sweeping, parts: Sequence[CorpusBatch], bar: Steps) -> None:
+    """Measures everything that the record of a sweep lacks, on workers."""
 
-    def __init__(
-        self, pool: Pool, key: str, sent: Any, work: Sweeping, parts: Sequence[CorpusBatch], bar: Steps
-    ) -> None:
-        self._pool, self._call, self._work, self._bar = pool, (key, [sent]), work, bar
-        self._tasks = self._divided(parts)
+    def task(asked: Groups, deaths: int = 0) -> WorkerCall:
+        return WorkerCall((key, [sent], asked), asked, deaths)
 
-    def run(self) -> None:
-        """Measures everything that the record lacks."""
-        for task, result in self._pool.run(lambda: next(self._tasks, None)):
-            asked = task.request
-            if result is not None:
-                for measurements in _read(load(fetched(result)), asked):
-                    self._work.note(measurements, self._bar)
-                continue
-            again, left_out = divided([asked.piece], task.deaths)
-            for pieces in again:
-                self._pool.again(self._task(Groups(pieces[0], asked.groups), task.deaths))
-            self._work.record.left_out |= set(left_out)
-
-    def _task(self, asked: Groups, deaths: int = 0) -> WorkerCall:
-        return WorkerCall((*self._call, asked), asked, deaths)
-
-    def _divided(self, parts: Sequence[CorpusBatch]) -> Iterator[WorkerCall]:
+    def tasks() -> Iterator[WorkerCall]:
         shares = max(1, -(-TASKS // len(parts)))
         for part in parts:
-            groups = self._work.missing(part, self._bar)
+            groups = work.missing(part, bar)
             piece = Piece.of(part.batch, part.documents)
             size = max(1, -(-len(groups) // shares))
             for first in range(0, len(groups), size):
-                yield self._task(Groups(piece, groups[first : first + size]))
+                yield task(Groups(piece, groups[first : first + size]))
+
+    waiting = tasks()
+    for done, result in pool.run(lambda: next(waiting, None)):
+        asked = done.request
+        if result is not None:
+            for measurements in _read(load(fetched(result)), asked):
+                work.note(measurements, bar)
+            continue
+        again, left_out = divided([asked.piece], done.deaths)
+        for pieces in again:
+            pool.again(task(Groups(pieces[0], asked.groups), done.deaths))
+        work.record.left_out |= set(left_out)
 
 
 def _read(tensors: dict[str, Tensor], asked: Groups) -> Iterator[Measured]:
