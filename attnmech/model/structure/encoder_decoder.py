@@ -136,7 +136,7 @@ class _StacksReader(Reader):
         frames = getattr(original.config, "max_source_positions", 0)
         self._of_decoder = self._random_ids(_LENGTH if self._heard is None or frames != _LENGTH else _LENGTH + 1)
         self._plans: dict[str, dict[int, Architecture]] = {label: {} for label in _LABELS}
-        self._unread: list[tuple[str, Exception]] = []
+        self._unread: dict[str, Exception] = {}
         self._crossed: Tensor | None = None
         """The encoder's states, from which cross-attention makes keys and values."""
 
@@ -162,7 +162,7 @@ class _StacksReader(Reader):
         modules = {path: module for path, module in named if path and not isinstance(module, nn.ModuleList)}
         trace = self._run(modules, self._reading(places))
         self._require_one_embedding(trace)
-        encoder, decoder, cross = (self._plan_of(label) for label in _LABELS)
+        encoder, decoder, cross = (common_plan(self._plans[label], self._unread) for label in _LABELS)
         self._ids = self._of_encoder
         crossed_norm = self._norm_of_states(trace, places["encoder"])
         ends = self._ends_of(trace, places["encoder"]) | {"final_norm": crossed_norm, "head_refused": _NO_HEAD}
@@ -229,7 +229,7 @@ class _StacksReader(Reader):
                 else:
                     self._read_decoder(trace, path, decoder[path], places)
             except Exception as error:  # judged after the pass, which would mistake it for the model's error
-                self._unread.append((path, error))
+                self._unread[path] = error
 
         return read
 
@@ -252,14 +252,6 @@ class _StacksReader(Reader):
         if label != "cross":
             return plan
         return replace(plan, within=place.attention, attention="", streams=False)
-
-    def _plan_of(self, label: str) -> Architecture:
-        for path, error in self._unread:
-            if not isinstance(error, UnreadableError):
-                raise error
-            if not self._plans[label]:
-                raise UnreadableError(f"{path}: {error}") from error
-        return common_plan(self._plans[label])
 
     # -- around the blocks -----------------------------------------------------------------------------------
 

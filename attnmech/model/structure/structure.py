@@ -99,7 +99,7 @@ class Reader:
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}
         plans: dict[int, Architecture] = {}
-        unread: dict[int, Exception] = {}
+        unread: dict[str, Exception] = {}
 
         def read(trace: Trace, path: str) -> None:
             """Reads a block as it ends: the calls of all blocks of a large model would not fit into memory."""
@@ -107,17 +107,11 @@ class Reader:
                 try:
                     plans[paths[path]] = BlockReader(start, *trace.take(path), self._factors).plan
                 except Exception as error:  # judged after the pass, which would mistake it for the model's error
-                    unread[paths[path]] = error
+                    unread[f"layer {paths[path]}"] = error
 
         trace = self._run(self._recorded(list_path, layers) | others, read)
-        for error in unread.values():
-            if not isinstance(error, UnreadableError):
-                raise error
-        if not plans:
-            layer, why = next(iter(unread.items()))
-            raise UnreadableError(f"layer {layer}: {why}") from why
+        common = common_plan(plans, unread)
         self._require_one_stream(trace, list_path, layers)
-        common = common_plan(plans)
         if common.no_stream:
             outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
             limit, scale = self._position_limit(list_path, outside), self._embed_scale(outside)
@@ -388,8 +382,16 @@ def family(model: nn.Module) -> str:
     return re.sub(r"(For[A-Z]\w*|LMHead\w*|Model)$", "", type(model).__name__)
 
 
-def common_plan(plans: Mapping[int, Architecture]) -> Architecture:
-    """The plan of most layers, with those that do not rotate; the certificate decides whether the others fit."""
+def common_plan(plans: Mapping[int, Architecture], unread: Mapping[str, Exception]) -> Architecture:
+    """The plan of most layers, with those that do not rotate; the certificate decides whether the others fit.
+
+    Raises an error of the blocks that could not be read, if none was, or if it is not about their structure.
+    """
+    for block, error in unread.items():
+        if not isinstance(error, UnreadableError):
+            raise error
+        if not plans:
+            raise UnreadableError(f"{block}: {error}") from error
     rotating = [plan for plan in plans.values() if plan.rotary is not None]
     (common, _), *_ = Counter(rotating or plans.values()).most_common(1)
     still = tuple(layer for layer, plan in plans.items() if rotating and plan.rotary is None)
