@@ -29,12 +29,14 @@ def stacks_of(plain: OwnModule, trace: Traced) -> tuple[list[Layer], tuple[Archi
     labels = _labels(trace.uses)
     order = [label for label in ("", "encoder", "decoder", "cross") if label in labels]
     layers: list[Layer | None] = [None] * len(labels)
-    plans = []
+    plans: list[Architecture] = []
     for label in order:
         places = [place for place, own_label in enumerate(labels) if own_label == label]
         uses = [trace.uses[place] for place in places]
         _require_alike(label, uses)
         plan, blocks = _plan(plain, trace, label, uses)
+        if label == "cross" and any(other.interposed for other in plans):
+            plan = replace(plan, attn_out=plan.out)
         plans.append(plan)
         for place, use, block in zip(places, uses, blocks, strict=True):
             layers[place] = Layer(label, block, use.path)
@@ -114,9 +116,7 @@ def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> t
     read = [_block(plain, trace, start, use, len(uses)) for use in uses]
     blocks = [block for block in read if block is not None]
     if len(blocks) < len(uses) or len({replace(plan, chained=True) for plan, _ in blocks}) > 1:
-        in_torch = all(_is_torch_decoder(plain.get_submodule(parent(use.path))) for use in uses)
-        alone = replace(start, attn_out="out_proj") if label == "cross" and in_torch else start
-        return alone, [use.path for use in uses]
+        return start, [use.path for use in uses]
     paths = [path for _, path in blocks]
     plan = replace(blocks[0][0], chained=_is_chained(trace, paths))
     return plan, paths
@@ -133,11 +133,14 @@ def _start(plain: OwnModule, label: str, attention: str, out: str) -> Architectu
 def _block(
     plain: OwnModule, trace: Traced, start: Architecture, use: Use, layers: int
 ) -> tuple[Architecture, str] | None:
-    """The block around an attention: the nearest module that takes and returns a stream; None if there is none."""
-    others = [other.path for other in trace.uses if other is not use]
+    """The block around an attention: the nearest module that takes and returns a stream; None if there is none.
+
+    Besides self-attention, it may hold one cross-attention.
+    """
     for path in above(use.path):
-        if any(other.startswith(f"{path}.") for other in others):
-            return _torch_decoder(plain, trace, start, use, path)
+        others = [other for other in trace.uses if other is not use and other.path.startswith(f"{path}.")]
+        if others and (len(others) > 1 or others[0].own or not use.own):
+            return None
         below = use.path[len(path) + 1 :]
         inside = calls_within(trace.calls, path)
         own = next((call for call in inside if not call.path), None)
@@ -153,35 +156,12 @@ def _block(
             batch_first=use.batch_first,
         )  # fmt: skip
         try:
-            return _OwnBlockReader(plan, use, below, inside, plain).plan, path
+            crossed = others[0].path[len(path) + 1 :] if others else ""
+            return _OwnBlockReader(plan, use, below, inside, plain, crossed).plan, path
         except (UnreadableError, StopIteration):
-            continue
+            if others:
+                return None
     return None
-
-
-def _torch_decoder(
-    plain: OwnModule, trace: Traced, start: Architecture, use: Use, path: str
-) -> tuple[Architecture, str] | None:
-    """The self-attention in torch's decoder layer, where cross-attention comes between self-attention and MLP."""
-    layer = plain.get_submodule(path)
-    if not _is_torch_decoder(layer) or use.path != f"{path}.self_attn":
-        return None
-    plan = replace(
-        start, streams=True, attention="self_attn.core", out="self_attn.out_proj", mlp_out="linear2",
-        interposed="cross", batch_first=use.batch_first,
-    )  # fmt: skip
-    if layer.norm_first:
-        return replace(plan, attn_norm="norm1", mid_norm="norm2"), path
-    return replace(plan, norm="post", mid_norm="norm1", interposed_norm="norm2", post_norm="norm3"), path
-
-
-def _is_torch_decoder(layer: nn.Module) -> bool:
-    """Whether a module computes what torch's decoder layer computes."""
-    kind = nn.TransformerDecoderLayer
-    own = (type(layer).forward, type(layer)._sa_block, type(layer)._mha_block, type(layer)._ff_block) if isinstance(
-        layer, kind
-    ) else ()  # fmt: skip
-    return own == (kind.forward, kind._sa_block, kind._mha_block, kind._ff_block)
 
 
 def _is_causal(use: Use) -> bool:
@@ -318,7 +298,9 @@ def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture)
 class _OwnBlockReader(BlockReader):
     """Reads the norms, sums and MLP of a block whose attention is known."""
 
-    def __init__(self, start: Architecture, use: Use, below: str, calls: Sequence[Call], plain: OwnModule) -> None:
+    def __init__(
+        self, start: Architecture, use: Use, below: str, calls: Sequence[Call], plain: OwnModule, crossed: str
+    ) -> None:
         z = rearrange(use.z, "batch query (head d_head) -> batch query head d_head", head=start.n_heads)
         assert use.mha is not None
         attended = Attended(use.mha, z, z, z, z, None, {}, use.order)
@@ -329,7 +311,8 @@ class _OwnBlockReader(BlockReader):
             for call in calls
         ]
         factors = Factors(plain.config, torch.finfo(z.dtype).eps)
-        super().__init__(start, attended, turned, factors)
+        cross = next(call for call in turned if call.path == crossed) if crossed else None
+        super().__init__(start, attended, turned, factors, cross)
 
     @staticmethod
     def _by_text(call: Call, use: Use) -> dict[str, Any]:

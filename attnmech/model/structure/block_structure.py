@@ -59,9 +59,20 @@ class _Source:
 
 
 class BlockReader:
-    """Reads one block; `plan` is `start`, completed with what was read."""
+    """Reads one block; `plan` is `start`, completed with what was read.
 
-    def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
+    `cross` is the call of the cross-attention between self-attention and MLP, if there is one.
+    """
+
+    def __init__(
+        self,
+        start: Architecture,
+        attended: Attended,
+        calls: Sequence[Call],
+        factors: Factors,
+        cross: Call | None = None,
+    ) -> None:
+        self._cross = cross
         self._path, self._attended, self._calls, self._factors = start.attention, attended, calls, factors
         # A class token is the same in every image, so the first position tells little; if nothing rotates, use all of
         # them.
@@ -309,9 +320,24 @@ class BlockReader:
         return self._ending(plan, norm, later)
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
-        """Adds the end of a block, from the first module that reads the stream after attention."""
-        entering, normed = self._known(norm.input), self._by_token(norm.output)
-        return self._with_mlp(plan, entering, normed, norm.order, later)
+        """Adds the end of a block, from the first module that reads the stream after attention: cross-attention, MLP
+        and, in post-norm blocks, the norm after each.
+        """
+        entering, normed, cross = self._known(norm.input), self._by_token(norm.output), self._cross
+        if cross is None:
+            return self._with_mlp(plan, entering, normed, norm.order, later)
+        plan, crossed = replace(plan, interposed="cross"), cross.made[0]
+        if normed is None or not same(normed, cross.input):
+            _refuse("its cross-attention does not read a norm of the stream after self-attention")
+        for between in later:
+            read = between.input
+            if between.order < cross.order or read is None or read.shape != normed.shape:
+                continue
+            fit = self._sums.fitted(read, normed, [crossed])
+            if fit is not None and fit.factors[0] == 1:
+                plan = replace(plan, interposed_norm=between.path)
+                return self._with_mlp(plan, normed + crossed, between.made[0], between.order, later)
+        return self._with_mlp(plan, entering + crossed, None, cross.order, later)
 
     def _with_mlp(
         self, plan: Architecture, entering: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]

@@ -59,33 +59,6 @@ class CrossReader(BlockReader):
         return replace(plan, out=out.path, attn_out=out.path, gate=self._gate(out))
 
 
-class DecoderReader(BlockReader):
-    """Reads self-attention, norms, sums and MLP of a block; `cross` has read the cross-attention between them."""
-
-    def __init__(
-        self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors, cross: CrossReader
-    ) -> None:
-        self._cross = cross
-        super().__init__(start, attended, calls, factors)
-
-    def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
-        """Adds the end of the block: cross-attention, MLP and, in post-norm blocks, the norm after each."""
-        entering, normed = norm.input, norm.output
-        cross, plan = self._cross.call, replace(plan, interposed="cross")
-        crossed = cross.made[0]
-        if entering is None or normed is None or not same(normed, cross.input):
-            raise UnreadableError("its cross-attention does not read a norm of the stream after self-attention")
-        for between in later:
-            read = between.input
-            if between.order < cross.order or read is None or read.shape != normed.shape:
-                continue
-            fit = self._sums.fitted(read, normed, [crossed])
-            if fit is not None and fit.factors[0] == 1:
-                plan = replace(plan, interposed_norm=between.path)
-                return self._with_mlp(plan, normed + crossed, between.made[0], between.order, later)
-        return self._with_mlp(plan, entering + crossed, None, cross.order, later)
-
-
 def _states(own: Call, attended: Attended) -> Float[Tensor, "batch key features"]:
     for name in KEY_STATES:
         states = own.kwargs.get(name)
@@ -238,7 +211,7 @@ class _StacksReader(Reader):
         attended, calls = trace.take(path)
         cross = CrossReader(self._start("cross", places["cross"]), crossing, calls, self._factors)
         start = self._start("decoder", places["decoder"])
-        self._plans["decoder"][layer] = DecoderReader(start, attended, calls, self._factors, cross).plan
+        self._plans["decoder"][layer] = BlockReader(start, attended, calls, self._factors, cross.call).plan
         self._plans["cross"][layer] = cross.plan
         self._crossed = cross.states
 
