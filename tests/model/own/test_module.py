@@ -14,6 +14,7 @@ from own import (
     HEADS,
     LENGTH,
     TEXTS,
+    Block,
     Classifier,
     D,
     Pooling,
@@ -231,6 +232,38 @@ def test_z_and_results_by_hand() -> None:
     module.blocks[1].ln2.register_forward_pre_hook(lambda _, args: middle.append(args[0]))
     own_output(module, images)
     torch.testing.assert_close(ran["resid_mid", 1], middle[0], atol=2e-6, rtol=0)
+
+
+class Crossing(Block):
+    """A pre-norm decoder block with cross-attention between self-attention and MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln3, self.cross = nn.LayerNorm(D), nn.MultiheadAttention(D, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor, source: Tensor) -> Tensor:  # type: ignore[override]
+        y = self.ln1(x)
+        x = x + self.attn(y, y, y, need_weights=False)[0]
+        x = x + self.cross(self.ln3(x), source, source, need_weights=False)[0]
+        return x + self.mlp(self.ln2(x))
+
+
+def test_a_decoder_s_block_has_its_stream() -> None:
+    """The stream on both sides of cross-attention, against what the module's own norms read."""
+    module, example = randomised(Crossing()), (X, noise(TEXTS, 6, D))
+    model = am.load(module, example=example)
+    points = ["decoder.resid_mid", "cross.attn_out", "decoder.mlp_out", "decoder.resid_post"]
+    ran = model.run(example, points=points)
+    read: list[Tensor] = []
+    for norm in (module.ln3, module.ln2):
+        norm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    output = own_output(module, example)
+    middle, crossed, mlp_out, post = (ran[point, 0] for point in points)
+    assert model.certificate.ok
+    torch.testing.assert_close(middle, read[0], atol=2e-6, rtol=0)
+    torch.testing.assert_close(middle + crossed, read[1], atol=2e-6, rtol=0)
+    torch.testing.assert_close(middle + crossed + mlp_out, output, atol=2e-6, rtol=0)
+    torch.testing.assert_close(post, output, atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["images", "queries that pool", "further keys", "a layer used three times"])
