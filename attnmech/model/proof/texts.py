@@ -114,7 +114,9 @@ def texts_of(model: HookedModel, lengths: Sequence[int]) -> Batch:
 def beginning_of(batch: Batch, number: int, length: int) -> Batch:
     """The first tokens of one text of a batch, and of its decoder's text; inputs other than tokens stay whole."""
     text = batch.texts(torch.tensor([number]))
-    target = None if text.target is None else text.target.beginning(length)
+    target = text.target
+    if target is not None and target.texts_of is not None:
+        target = target.beginning(length)
     whole = text.texts_of is None or bool(text.senses)
     return replace(text if whole else text.beginning(length), target=target)
 
