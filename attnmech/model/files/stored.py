@@ -130,13 +130,8 @@ def check_labels(folder: Path) -> None:
     """
     try:
         labels = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("num_labels")
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ):  # transformers' own error says what is wrong with the config
-        return
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return  # transformers' own error says what is wrong with the config
     longest = max((size for tensor in stored_tensors(folder).values() for size in tensor.shape), default=0)
     if isinstance(labels, int) and labels > longest:
         raise WeightsError(

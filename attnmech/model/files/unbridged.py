@@ -102,10 +102,8 @@ def unbridged(source: nn.Module) -> Unbridged | None:
                 'TransformerLens before version 4. Load the original weights: am.load("gpt2"), a folder, '
                 "or am.load(hf_model, tokenizer=tokenizer)."
             )
-    if (
-        "transformer_lens.model_bridge" not in sys.modules
-    ):  # then no bridge can exist, and the import would take seconds
-        return None
+    if "transformer_lens.model_bridge" not in sys.modules:
+        return None  # no bridge can exist, and the import would take seconds
     from transformer_lens.model_bridge import TransformerBridge
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
