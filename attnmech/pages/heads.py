@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import torch
@@ -64,6 +64,12 @@ class HeadFacts(ABC):
     effects_on: str = ""
     """The texts on which heads were ablated, in words."""
     nouns: Nouns
+
+    @classmethod
+    def of(cls, results: Any, **own: Any) -> Self:
+        """The facts of a report or an atlas, which holds results under the names of the fields, besides its `own`."""
+        names = [entry.name for entry in fields(cls) if entry.name not in own]
+        return cls(**{name: getattr(results, name) for name in names}, **own)
 
     @property
     def page(self) -> PageHeads:

@@ -245,19 +245,8 @@ class Report(WritesHtml):
         )
 
     def _head_facts(self, view: ScoreNumbers) -> TextHeads:
-        return TextHeads(
-            view=view,
-            scores=self.scores,
-            layers=view.layers,
-            count=view.scores.shape[1],
-            focus=self.focus,
-            updates=self.updates,
-            types=self.types,
-            effects=self.effects,
-            null=self.null,
-            effects_on=next((part.on for part in self.measured), ""),
-            nouns=self.nouns,
-        )
+        on = next((part.on for part in self.measured), "")
+        return TextHeads.of(self, view=view, layers=view.layers, count=view.scores.shape[1], effects_on=on)
 
     @property
     def findings(self) -> dict[str, str]:

@@ -292,21 +292,8 @@ class Atlas(WritesHtml):
     @cached_property
     def heads(self) -> CorpusHeads:
         """What the page says about each head."""
-        return CorpusHeads(
-            layers=self.examples.layers,
-            count=self.examples.rows.shape[1],
-            focus=self.focus,
-            updates=self.updates,
-            types=self.types,
-            effects=self.effects,
-            null=self.null,
-            nouns=TEXT,
-            examples=self.examples,
-            overlap=self.overlap,
-            shares=self.shares,
-            ov=self.ov,
-            composition=self.composition,
-        )
+        layers, count = self.examples.layers, self.examples.rows.shape[1]
+        return CorpusHeads.of(self, layers=layers, count=count, effects_on="", nouns=TEXT)
 
     def _page(self, files: tuple[str, ...] = ()) -> Page:
         headlines, provenance = self.heads.headlines, self.examples.provenance
