@@ -153,29 +153,19 @@ def _document(
 def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
     """The values that the template of a page's body uses."""
     view = page.view
-    return {
-        "title": page.title,
-        "headline": page.headline,
-        "more": page.more,
+    return vars(page) | {
         "card": page.heads.card,
         "tabs": _tabs(page),
-        "brief": page.brief,
         "notes": (*page.notes, *(() if view is None else view.notes)),
         "contents": _contents(page),
-        "nouns": page.nouns,
         "choices": _selectable(page),
         "place": _choices(page)[:2],
         "parts": (),
         "heads_in_detail": None if page.detailed is None else len(page.detailed),
         "tokens": () if view is None else view.tokens,
         "keys": () if view is None else view.keys,
-        "sections": page.sections,
-        "facts": page.facts,
-        "checks": page.checks,
         "table": Markup(page.table),
         "statuses": STATUS_WORDS,
-        "setup": page.setup,
-        "provenance": page.provenance,
         "precision": _precision(page.sections, data),
     }
 

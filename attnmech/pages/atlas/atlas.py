@@ -100,14 +100,10 @@ def atlas(
         results = dict(zip(reducers, stream(model, corpus, list(reducers.values()), **options), strict=True))
         texts = _encoded(model, beginning, options)
         effects, null = _ablations(model, texts[:ablate], journals, options, notes)
+    means, optional = results.pop("means"), {"updates": None, "ov": None}
     return Atlas(
-        examples=results["examples"],
-        focus=results["focus"],
-        overlap=results["overlap"],
-        shares=results["shares"],
-        updates=results.get("updates"),
-        ov=results.get("ov"),
-        kernel=_kernel(model, texts, results["means"], notes),
+        **(optional | results),
+        kernel=_kernel(model, texts, means, notes),
         types=types,
         composition=noted(notes, "Composition of weights is", lambda: composition(model), InputError),
         effects=effects,
