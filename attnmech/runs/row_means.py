@@ -1,7 +1,7 @@
 """Computes means over the rows of some texts, for each layer and head, with intervals over the texts.
 
-A method sums the statistics of its rows by text (or, for many texts, by groups of texts, as in `maths/groups.py`) and by the
-class of the row, so memory does not grow with the corpus.
+A method sums the statistics of its rows by text (or, for many texts, by groups of texts, as in `maths/groups.py`) and
+by the class of the row, so memory does not grow with the corpus.
 """
 
 import re
