@@ -62,5 +62,6 @@ from .runs.mean_qk import mean_qk as mean_qk  # why
 from .runs.reducer import Reducer as Reducer
 from .runs.reference import mean_z as mean_z
 from .runs.stream import stream as stream
+from .served import engine_statistics as engine_statistics  # look
 
 __version__: str

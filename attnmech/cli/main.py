@@ -1,5 +1,5 @@
-"""The command line: `attnmech report`, `atlas`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null`, `check` and
-`mcp`.
+"""The command line: `attnmech report`, `atlas`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null`, `check`,
+`mcp` and `engine`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -429,6 +429,44 @@ def mcp(
         console(stderr=True).print(f"token: {token}", soft_wrap=True)
     console(stderr=True).print(f"serving http://{HOST}:{http}/mcp", soft_wrap=True)
     serve_http(tools, http, token)
+
+
+@app.command(
+    epilog=_examples(
+        "attnmech engine http://127.0.0.1:8000 --start",
+        "attnmech engine http://127.0.0.1:8000 --take seen.safetensors --stop",
+    )
+)
+def engine(
+    url: Annotated[str, typer.Argument(help="The address of a vLLM server, such as http://127.0.0.1:8000.")],
+    start: Annotated[bool, typer.Option("--start", help="Begin to measure.")] = False,
+    take: Annotated[
+        Path | None, typer.Option(help="Write what the requests so far have shown to this .safetensors file.")
+    ] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="End measuring, after --take.")] = False,
+    last: Annotated[int, typer.Option("--last", min=1, help="The number of keys that last_mass adds up.")] = 8,
+) -> None:
+    """Measures the heads of a model that vLLM serves, while it serves.
+
+    The server runs with VLLM_PLUGINS=attnmech and --worker-extension-cls attnmech.engines.vllm.Heads; its --api-key is
+    read from the environment variable VLLM_API_KEY. In Python, am.engine_statistics(file) reads the statistics.
+    """
+    from ..engines import http
+
+    if not (start or take or stop):
+        raise InputError("one of `start`, `take` and `stop` must be given.")
+    key, out = os.environ.get("VLLM_API_KEY"), console()
+    if start:
+        http.post(url, "start", key=key, last=last)
+        out.print(f"measuring at {url}")
+    if take is not None:
+        from ..served import engine_statistics
+
+        statistics = engine_statistics(http.take(url, take, key=key))
+        out.print(f"{statistics.lead}\nwrote {take}")
+    if stop:
+        http.post(url, "stop", key=key)
+        out.print("stopped")
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ _PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
 _OF_CORPUS = ("corpus", "shard")
 """The options that say which documents a result covers."""
 
-_OF_SELECTION = ("heads", "layers", "reducers")
-"""The options that say what was measured, and which other statistics were measured with it."""
+_OF_SELECTION = ("heads", "layers", "reducers", "proof")
+"""The options that say what was measured, which other statistics were measured with it, and how it was proved."""
 
 
 @cache

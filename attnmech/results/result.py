@@ -361,7 +361,13 @@ def load_result(path: str | Path) -> Result:
         name = string("kind", header["kind"])
     except Exception as error:
         raise InputError(f"{source} is not a result that attnmech saved ({first_line(error)}).") from error
-    if name in (others := {"Intervention": "am.Intervention.load", "Activations": "safetensors.torch.load_file"}):
+    if name in (
+        others := {
+            "Intervention": "am.Intervention.load",
+            "Activations": "safetensors.torch.load_file",
+            "EngineSums": "am.engine_statistics",
+        }
+    ):
         raise InputError(
             f"{source} holds an {name}, not a result; read it with {others[name]}.".replace("an Act", "Act")
         )

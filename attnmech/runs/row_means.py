@@ -228,7 +228,7 @@ class RowMeans(TextResult, Summed):
 
     def _sums(self, name: str) -> Tensor:
         """An entry `[class ...]` summed over the classes that count."""
-        whole = self._kept(name, "with `rows`, only statistics that are kept row by row are available")
+        whole = self._kept(name, "neither a choice of `rows` nor a serving engine measures it")
         return whole[[ROW_CLASSES.index(row_class) for row_class in self.chosen]].sum(dim=0)
 
     def _kept(self, name: str, why: str) -> Tensor:

@@ -14,8 +14,8 @@ import attnmech as am
 START: Final = (Path(__file__).parent / "llms_start.md").read_text(encoding="utf-8")
 
 TEXTS: Final = (
-    "recipes/*.md", "command_line.md", "agents.md", "head_types.md", "intervals.md", "claims.md", "how/*.md",
-    "coming_from/*.md", "formulas.md", "truth.md", "published.md",
+    "recipes/*.md", "command_line.md", "agents.md", "served.md", "head_types.md", "intervals.md", "claims.md",
+    "how/*.md", "coming_from/*.md", "formulas.md", "truth.md", "published.md",
 )  # fmt: skip
 """The pages of llms-full.txt, as they are written."""
 

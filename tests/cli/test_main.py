@@ -480,7 +480,7 @@ def test_the_installed_command_runs(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").is_file()
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "atlas", "mcp"])
+@pytest.mark.parametrize("command", [*COMMANDS, "atlas", "mcp", "engine"])
 def test_help_keeps_brackets_and_has_two_examples_that_the_command_takes(attnmech: Command, command: str) -> None:
     helped, click = attnmech(command, "--help").out, typer.main.get_command(cli.app).commands[command]
     examples = [line.strip() for line in helped.splitlines() if line.strip().startswith(f"attnmech {command} ")]
@@ -504,8 +504,8 @@ def test_commands_list_shared_options_in_one_order() -> None:
         "--json", "--memory", "--engine", "--address", "--workers",
     ]  # fmt: skip
     commands = typer.main.get_command(cli.app).commands
-    assert set(commands) == {*COMMANDS, "atlas", "mcp"}
-    for command in (each for name, each in commands.items() if name != "mcp"):
+    assert set(commands) == {*COMMANDS, "atlas", "mcp", "engine"}
+    for command in (each for name, each in commands.items() if name not in ("mcp", "engine")):
         names = [option.opts[0] for option in command.params]
         assert [name for name in names if name in order] == [name for name in order if name in names]
         assert {"--model", "--device", "--dtype", "--out", "--overwrite", "--json"} <= set(names)

@@ -1,0 +1,177 @@
+"""Runs requests through vLLM and writes what was measured; a program of the engine's environment.
+
+`python in_engine.py MODELS OUT`: each folder in MODELS is a model. The engine is imported once; every model runs in a
+process of its own. `python in_engine.py MODEL OUT apart`: one model compiled, and divided among two workers.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+APART = sys.argv[-1] == "apart"
+if not APART:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # models share the imports
+BLOCKED = ("pandas", "transformer_lens", "plotly", "sklearn", "scipy", "circuitsvis")
+
+import torch  # noqa: E402
+from vllm import LLM, SamplingParams  # noqa: E402
+
+for name in BLOCKED:
+    sys.modules.setdefault(name, None)  # type: ignore[arg-type] # what attnmech must not import there
+
+from attnmech.engines.vllm import scaling, watching  # noqa: E402
+
+LENGTHS = (5, 40, 1, 17, 130, 64, 33)
+NEW = 12
+
+
+def engine(model: Path, **options: Any) -> LLM:
+    return LLM(
+        str(model),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        block_size=32,
+        worker_extension_cls="attnmech.engines.vllm.Heads",
+        disable_log_stats=True,
+        **{"enforce_eager": True, **options},
+    )
+
+
+def prompts(lengths: tuple[int, ...], shared: int = 0, seed: int = 0) -> list[dict[str, list[int]]]:
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(3, 256, (shared,), generator=generator).tolist()
+    made = [[1, *torch.randint(3, 256, (n - 1,), generator=generator).tolist()] for n in lengths]
+    return [{"prompt_token_ids": start + ids} for ids in made]
+
+
+def run(llm: LLM, asked: list[dict[str, list[int]]], **options: Any) -> list[Any]:
+    options = {"max_tokens": NEW, **options}
+    params = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, logprobs=0, **options)
+    return llm.generate(asked, params, use_tqdm=False)
+
+
+def written(outputs: list[Any], path: Path) -> None:
+    """The tokens of each request, how many rows its prefix gave it, and the log-probabilities of new tokens."""
+    facts = [
+        {
+            "ids": [*output.prompt_token_ids, *output.outputs[0].token_ids],
+            "cached": output.num_cached_tokens or 0,
+            "logprobs": [next(iter(step.values())).logprob for step in output.outputs[0].logprobs],
+        }
+        for output in outputs
+    ]
+    path.write_text(json.dumps(facts))
+
+
+def watched(llm: LLM, asked: list[dict[str, list[int]]], path: Path, **options: Any) -> list[Any]:
+    with watching(llm) as seen:
+        outputs = run(llm, asked, **options)
+    seen.save(path.with_suffix(".safetensors"))
+    written(outputs, path.with_suffix(".json"))
+    return outputs
+
+
+def tokens_of(outputs: list[Any]) -> list[Any]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def measure(model: Path, out: Path) -> None:
+    asked = prompts(LENGTHS)
+    llm = engine(model, max_model_len=256, max_num_batched_tokens=512, enable_prefix_caching=True)
+    plain = run(llm, asked, skip_reading_prefix_cache=True)
+    again = watched(llm, asked, out / "plain", skip_reading_prefix_cache=True)
+    assert tokens_of(plain) == tokens_of(again), "watching changed the tokens"
+    watched(llm, prompts((9, 30, 2, 41), shared=64, seed=1), out / "prefix_first")
+    watched(llm, prompts((9, 30, 2, 41), shared=64, seed=1), out / "prefix")
+    with scaling(llm, {(1, 2): 0.0, (0, 5): 0.5}):
+        written(run(llm, asked), out / "scaled.json")
+    assert tokens_of(run(llm, asked)) == tokens_of(plain), "scaling was not undone"
+    (out / "wrong.json").write_text(json.dumps(wrong(llm, asked[:2])))
+    del llm
+    few = {"num_gpu_blocks_override": BLOCKS.get(model.name, 8), "max_num_batched_tokens": 48, "max_num_seqs": 8}
+    watched(engine(model, max_model_len=160, enable_prefix_caching=False, **few), asked, out / "chunk", max_tokens=28)
+
+
+BLOCKS = {"gemma2": 12, "gemma3": 12, "gptoss": 12}
+"""Blocks of the cache with which requests are preempted; models with windows have two groups of layers."""
+
+
+def wrong(llm: LLM, asked: list[dict[str, list[int]]]) -> dict[str, str]:
+    """The refusals if attnmech computed with another window, scale, sink or cap than the kernel."""
+    from dataclasses import replace
+
+    from attnmech.engines.vllm import worker
+
+    right = worker._kernel_of
+    changes = {
+        "scale": lambda kernel: replace(kernel, scale=kernel.scale * 1.001),
+        "window": lambda kernel: replace(kernel, window=kernel.window and kernel.window + 1),
+        "no window": lambda kernel: replace(kernel, window=None),
+        "sink": lambda kernel: replace(kernel, sink=None),
+        "cap": lambda kernel: replace(kernel, softcap=0.0),
+        "slopes": lambda kernel: replace(kernel, slopes=None),
+    }
+    refused = {}
+    for name, change in changes.items():
+        differs = []
+
+        def changed(layer: Any, change: Any = change, differs: list[bool] = differs) -> Any:
+            kernel = right(layer)
+            other = change(kernel)
+            same = (
+                value is vars(other)[name] or value == vars(other)[name] == 0.0 for name, value in vars(kernel).items()
+            )
+            differs.append(not all(same))
+            return other
+
+        worker._kernel_of = changed
+        try:
+            with watching(llm):
+                run(llm, asked, skip_reading_prefix_cache=True)
+            message = ""
+        except Exception as error:
+            message = str(error)
+        if any(differs):
+            refused[name] = message
+    worker._kernel_of = right
+    return refused
+
+
+def measure_apart(model: Path, out: Path) -> None:
+    asked = prompts(LENGTHS)
+    for name, options in (("compiled", {"enforce_eager": False}), ("parallel", {"tensor_parallel_size": 2})):
+        llm = engine(model, max_model_len=256, **options)
+        watched(llm, asked, out / name, skip_reading_prefix_cache=True)
+        with scaling(llm, {(1, 2): 0.0, (0, 5): 0.5}):
+            written(run(llm, asked), out / f"{name}_scaled.json")
+        try:
+            with scaling(llm, {(1, 6): 0.0}):
+                message = ""
+        except Exception as error:
+            message = str(error)
+        (out / f"{name}_refused.txt").write_text(message)
+        del llm
+
+
+if __name__ == "__main__":
+    models, results = Path(sys.argv[1]), Path(sys.argv[2])
+    if APART:
+        measure_apart(models, results)
+        sys.exit()
+    for model in sorted(models.iterdir()):
+        target = results / model.name
+        target.mkdir(parents=True)
+        child = os.fork()
+        if child == 0:
+            try:
+                measure(model, target)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"{model.name} failed")
