@@ -140,6 +140,15 @@ class Batch:
             extra={name: value[:, positions] for name, value in self.extra.items()},
         )
 
+    def later(self, past: int) -> "Batch":
+        """The tokens after the first `past` columns, or those of the decoder's text; other inputs stay whole."""
+        if not past:
+            return self
+        if self.target is not None:
+            return replace(self, target=self.target.later(past))
+        tokens = tuple(row[past:] for row in self.tokens)
+        return replace(self, ids=self.ids[:, past:], mask=self.mask[:, past:], tokens=tokens)
+
     def texts(self, chosen: Int[Tensor, " text"]) -> "Batch":
         """The batch of the texts with these indices, which may repeat."""
         chosen = chosen.to(self.ids.device)

@@ -246,7 +246,7 @@ class ReplacePattern(PatternEdit):
         return f"pattern of {heads} becomes {self.values}"
 
     def new(self, pattern: Tensor, seen: Tensor, block: Block) -> Float[Tensor, "#batch #head #row key"]:
-        return self.values.fitted(block.layer, pattern, block.part, positions=(2, 3))
+        return self.values.fitted(block.layer, pattern, block.part, positions=(2, 3), start=block.rows.start)
 
 
 @dataclass(frozen=True)

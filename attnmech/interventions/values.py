@@ -105,6 +105,11 @@ class Values:
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    @property
+    def by_position(self) -> bool:
+        """Whether positions have values of their own, in any layer."""
+        return any(value.ndim > 1 and value.shape[1] > 1 for value in self.by_layer.values())
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Values) or self.of_tokens != other.of_tokens:
             return False
@@ -116,15 +121,19 @@ class Values:
     def __repr__(self) -> str:
         return self.description
 
-    def fitted(self, layer: int, like: Tensor, part: BatchPart, *, positions: tuple[int, ...] = (1,)) -> Tensor:
-        """The tensor of a layer in the shape, precision and device of `like`; its axes `positions` run over tokens."""
+    def fitted(
+        self, layer: int, like: Tensor, part: BatchPart, *, positions: tuple[int, ...] = (1,), start: int = 0
+    ) -> Tensor:
+        """The tensor of a layer in the shape, precision and device of `like`; its axes `positions` run over tokens,
+        the first of them from token `start`.
+        """
         own = self.by_layer[layer]
         value = part.of(own.expand(*[1] * (like.ndim - 1), -1) if own.ndim == 1 else own, len(like)).to(like)
-        for axis in positions:
+        for axis, first in zip(positions, (start, 0), strict=False):
             there, wanted = value.shape[axis], like.shape[axis]
-            if there < wanted and (there > 1 or len(positions) > 1):
-                raise InputError(f"its values are for {there} positions, but the text has {wanted}.")
-            value = value.narrow(axis, 0, min(there, wanted))
+            if there < first + wanted and (there > 1 or len(positions) > 1):
+                raise InputError(f"its values are for {there} positions, but the text has {first + wanted}.")
+            value = value.narrow(axis, min(first, there - 1), min(there, wanted))
         return value.expand(like.shape)
 
     def check(self, point: str, place: Place, *, per_query_head: bool = False) -> None:

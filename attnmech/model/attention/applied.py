@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...batch import Batch
 from ...errors import InputError
@@ -19,7 +20,6 @@ from ...maths.scores import ScoreParts
 from ...maths.softmax import Attention
 from ...points import PointKey, full_name
 from ...results.mean_qk import MeanQK
-from ..parts.mask import MaskRule
 from .observed import LayerAttention
 
 Ledger: TypeAlias = Callable[[Any, Tensor, Tensor, Batch, MeanQK | None], ScoreParts]
@@ -57,17 +57,22 @@ class Applied:
         rows = torch.ones_like(batch.mask) if chosen is None else batch.at(chosen)
         return rows[self.part.texts]
 
-    def at_point(self, value: Tensor, layer: int, batch: Batch) -> None:
-        """Changes a value `[batch position ...]` (q, k, v, z, or the stream) in place."""
+    def at_point(self, value: Tensor, layer: int, batch: Batch, *, past: int = 0) -> None:
+        """Changes a value `[batch position ...]` (q, k, v, z, or the stream) in place.
+
+        After `past` tokens whose keys are cached, a value may have only the rows of later tokens.
+        """
         one = self.intervention
         part, heads = value[self.part.texts], list(self.heads[layer])
         assert isinstance(one.edit, PointEdit)
         edit: PointEdit = one.edit
         tokens = (batch.keys if one.by_kv_head else batch.queries)(one.stack)
+        past = tokens.ids.shape[1] - part.shape[1] if past else 0
         with self.named():
-            new = _by_token(edit, tokens, self.part, part, partial(edit.new, layer=layer, part=self.part))
+            change = partial(edit.new, layer=layer, part=self.part)
+            new = _by_token(edit, tokens, self.part, part, change, past)
             if one.positions is not None:
-                rows = self.rows(tokens)
+                rows = self.rows(tokens)[:, past:]
                 new = torch.where(rows.view(*part.shape[:2], *(1 for _ in part.shape[2:])), new, part)
         if heads:
             part[:, :, heads] = new[:, :, heads]
@@ -76,12 +81,15 @@ class Applied:
 
 
 def _by_token(
-    edit: Edit, batch: Batch, part: BatchPart, value: Tensor, change: Callable[[Tensor], Tensor]
+    edit: Edit, batch: Batch, part: BatchPart, value: Tensor, change: Callable[[Tensor], Tensor], past: int = 0
 ) -> Float[Tensor, "batch position ..."]:
     """The changed value; where the edit's values are those of tokens, `change` gets each text's tokens before its
     padding.
     """
     values = getattr(edit, "values", None)
+    if past and values is not None and values.by_position:
+        whole = pad(value, (*[0, 0] * (value.ndim - 2), past, 0))
+        return _by_token(edit, batch, part, whole, change)[:, past:]
     if not (isinstance(values, Values) and values.of_tokens and batch.padded):
         return change(value)
     columns = batch.columns[part.texts, : int(batch.lengths[part.texts].max())]
@@ -116,12 +124,13 @@ class AppliedInLayer:
         """Whether a change may put weight on keys that no row of a block can see."""
         return any(edit.ANY_KEY for _, edit in self._of(PatternEdit))
 
-    def ledgers(self, of_layer: LayerAttention, mask: MaskRule, batch: Batch) -> dict[MeanQK | None, ScoreParts]:
+    def ledgers(
+        self, of_layer: LayerAttention, visible: Bool[Tensor, "batch 1 query key"], batch: Batch
+    ) -> dict[MeanQK | None, ScoreParts]:
         """The terms of the current scores, split as changes ask; `InputError` if a term to be scaled is missing."""
         scales = self._of(Scale)
         make, attn_in = scales[0][0].ledger, of_layer.notes.attn_in
         assert make is not None and attn_in is not None
-        visible = mask.visible(range(mask.queries))
         centres = dict.fromkeys(edit.centre for _, edit in scales)
         ledgers = {centre: make(of_layer, attn_in, visible, batch, centre) for centre in centres}
         for change, edit in scales:
@@ -169,12 +178,12 @@ class AppliedInLayer:
         removed: Bool[Tensor, "batch head row key"] | None,
         queries: Batch,
         keys: Batch,
-        mask: MaskRule,
+        visible: Bool[Tensor, "batch 1 row all_keys"],
         rows: range,
     ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None]:
         """The pattern and the share of a sink after all edits; rows left without keys are 0."""
         pattern, at_sink = attention.pattern, attention.at_sink
-        seen = mask.visible(rows)[..., : pattern.shape[-1]].expand_as(pattern)
+        seen = visible[..., : pattern.shape[-1]].expand_as(pattern)
         if removed is not None:
             seen = seen & ~removed
             pattern = pattern.masked_fill(removed.any(dim=-1, keepdim=True) & ~seen.any(dim=-1, keepdim=True), 0.0)

@@ -15,6 +15,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...batch import Batch
@@ -60,7 +61,7 @@ def attend(
     """
     balance = site.in_force.balance
     if balance is not None:
-        balance.hold_values(site.stack, site.layer, v)
+        balance.hold_values(site.stack, site.layer, v, rows=q.shape[2] if site.in_force.under_way.past else None)
     notes = site.in_force.under_way.notes
     terms = LayerAttention(site.stack, site.layer, scale, position, softcap, sink, notes, relative)
     layer = _Layer(q, k, v, terms, mask, site, weights)
@@ -80,11 +81,13 @@ def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head 
     site, changes = layer.site, layer.changes
     scores = layer.products(rows, keys)
     if changes is not None and layer.ledgers is not None:
-        changes.on_scores(scores, layer.ledgers, rows)
+        changes.on_scores(scores, layer.ledgers, layer.of_text(rows))
     if (cap := layer.terms.softcap) is not None:
         scores = cap * torch.tanh(scores / cap)
     scores = layer.masked(scores, rows, keys)
-    removed = None if changes is None else changes.removed(scores, site.queries_batch, site.keys_batch, rows)
+    removed = None
+    if changes is not None:
+        removed = changes.removed(scores, site.queries_batch, site.keys_batch, layer.of_text(rows))
     scores = scores if removed is None else scores.masked_fill(removed, torch.finfo(scores.dtype).min)
     pattern, at_sink = softmax_with_sink(scores, layer.terms.sink)
     if (balance := site.in_force.balance) is not None:
@@ -130,6 +133,11 @@ class _Layer:
         cells = block_bytes(self.q.device) // max(1, batch * heads * self.q.element_size())
         return self.mask.row_blocks(cells, gathered=self.gathers)
 
+    def of_text(self, rows: range) -> range:
+        """The numbers of rows in their text, some of whose tokens may be cached."""
+        past = self.site.in_force.under_way.past
+        return range(rows.start + past, rows.stop + past)
+
     @cached_property
     def whole(self) -> bool:
         """Whether whole rows are requested."""
@@ -159,7 +167,9 @@ class _Layer:
                     f"{changes.scales[0]}: the terms of the scores are computed from attn_in, so gradients at "
                     f"{name!r} {layer} would miss them; ask for gradients at attn_in."
                 )
-        return changes.ledgers(self.terms, self.mask, in_force.under_way.batch)
+        now, visible = in_force.under_way, self.mask.visible(range(self.mask.queries))
+        terms = replace(self.terms, notes=in_force.whole_notes(self.site.stack, layer))
+        return changes.ledgers(terms, pad(visible, (0, 0, now.past, 0)), now.batch)
 
     @cached_property
     def change_of_values(self) -> Float[Tensor, "batch head key d_value"] | None:
@@ -201,7 +211,7 @@ class _Layer:
         site, pattern, at_sink = self.site, attention.pattern, attention.at_sink
         if self.changes is not None and self.changes.edits_pattern:
             pattern, at_sink = self.changes.on_pattern(
-                attention, removed, site.queries_batch, site.keys_batch, self.mask, rows
+                attention, removed, site.queries_batch, site.keys_batch, self.mask.visible(rows), self.of_text(rows)
             )
         edited = pattern is not attention.pattern
         if site.wants("pattern"):

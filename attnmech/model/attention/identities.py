@@ -77,13 +77,13 @@ class Unbalanced:
     difference: float
     allowed: float
 
-    def error(self, batch: Batch) -> ExactnessError:
-        """The error that reports it."""
+    def error(self, batch: Batch, past: int = 0) -> ExactnessError:
+        """The error that reports it, after `past` tokens of a cache."""
         where = f"layer {self.layer}" + (f" of the {self.stack} stack" if self.stack else "")
         tokens = (batch.key_tokens if self.identity == "values" else batch.queries)(self.stack).tokens
         token = tokens[self.text][self.position] if self.text < len(tokens) else ""
         text = f" of text {self.text}" if len(batch.ids) > 1 else ""
-        place = f"{where}, token {self.position} ({token!r}){text}"
+        place = f"{where}, token {self.position + past} ({token!r}){text}"
         if not self.difference < float("inf"):
             return ExactnessError(
                 f"{place}: the model computes NaN or infinity there (found at: {STATEMENTS[self.identity]}). 16-bit "

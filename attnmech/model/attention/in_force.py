@@ -10,18 +10,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...basics.arguments import dense
 from ...batch import Batch
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Intervention
-from ...points import PointKey, split_stack
+from ...points import PointKey, point_of, split_stack
+from ..parts.mask import HIDDEN
 from .applied import Applied, AppliedByPoint, AppliedInLayer
 from .identities import Kind
 from .observed import LayerEnd, LayerObserver, Notes, RowObserver
@@ -62,6 +65,60 @@ class Part:
         return self.start <= block < self.stop
 
 
+_AFTER_KEYS: Final = frozenset(
+    ("q", "q_rot", "scores", "pattern", "gate", "z", "result", "attn_raw", "attn_out", "resid_mid", "mixer_out",
+     "mlp_out", "resid_post", "logits")
+)  # fmt: skip
+"""The points on which no key or value of their own layer depends."""
+
+
+@dataclass
+class Earlier:
+    """What a generation with a cache keeps of earlier passes: the rows that edits need of all tokens."""
+
+    last: int | None = None
+    """The model's last block, if it has attention; no cached key or value depends on its output."""
+    _rows: dict[Any, Tensor] = field(default_factory=dict)
+
+    def joined(self, key: Any, value: Tensor, length: int, axis: int = 1, hidden: float = 0.0) -> Tensor:
+        """The rows of earlier passes, then those of `value`, which are kept; `value` itself if it has all rows."""
+        before = self._rows.get(key)
+        if before is not None and value.shape[axis] < length:
+            before = before.narrow(axis, 0, length - value.shape[axis])
+            value = torch.cat((_widened(before, value, hidden) if axis == 2 else before, value), dim=axis)
+        # The model may change its own tensors in place.
+        self._rows[key] = value.clone()
+        return value
+
+    def feeds_cache(self, name: str, layer: int | None) -> bool:
+        """Whether cached keys and values depend on the value at a point."""
+        after = split_stack(name)[1] in _AFTER_KEYS
+        return not (after and layer in (None, self.last))
+
+    def require_kept(self, key: PointKey, edited: Tensor, axis: int, hidden: float) -> None:
+        """Raises `InputError` if hooks change the rows of earlier tokens otherwise than in earlier passes."""
+        before = self._rows.get(("edited", key))
+        self._rows["edited", key] = edited.clone()
+        if before is None or not self.feeds_cache(*key):
+            return
+        now, before = edited.narrow(axis, 0, before.shape[axis]), _widened(before, edited, hidden)
+        if hidden:
+            now, before = (rows.masked_fill(rows <= HIDDEN, torch.nan) for rows in (now, before))
+        size = torch.maximum(now.abs(), before.abs()).nan_to_num().amax(dim=-1, keepdim=True)
+        same = (now - before).abs() <= 64 * torch.finfo(now.dtype).eps * size
+        if not bool((same | (now.isnan() & before.isnan())).all()):
+            raise InputError(
+                f"the hook at {_shown(key)} gives rows of earlier tokens other values as the text grows, and the cache "
+                "holds keys and values computed from them. Let it change each row by the row alone, at positions "
+                "counted from the first, or give generate cache=False: a full pass for each token."
+            )
+
+
+def _widened(rows: Tensor, like: Tensor, hidden: float) -> Tensor:
+    """Rows of a pattern or scores, with the keys that came later."""
+    return pad(rows, (0, like.shape[-1] - rows.shape[-1]), value=hidden)
+
+
 @dataclass
 class Pass:
     """One forward pass: what it is to capture, and what it has captured so far."""
@@ -90,6 +147,10 @@ class Pass:
     """Identifies the model that runs."""
     outer: "Pass | None" = None
     """The pass, of this or another model, during which this pass runs."""
+    past: int = 0
+    """The number of tokens of the batch whose keys and values come from a cache; the pass computes only later rows."""
+    earlier: Earlier | None = None
+    """Rows of earlier passes, in a generation with a cache."""
 
     def keeps(self, key: PointKey) -> bool:
         """Whether to keep the value of this point, for the result or until the layer's observers have seen it."""
@@ -243,9 +304,9 @@ class InForce:
             value = value.clone()
             for change in changes:
                 assert layer is not None
-                change.at_point(value, layer, now.batch)
-        for edit in now.edits.get(key, ()):
-            value = _applied(edit, key, value, now)
+                change.at_point(value, layer, now.batch, past=now.past)
+        if edits := now.edits.get(key):
+            value = _hooked(edits, key, value, now)
         if not now.keeps(key):
             return value
         if key in now.values or key in now.reached:
@@ -280,6 +341,18 @@ class InForce:
         now = self.under_way
         now.notes = replace(now.notes, **facts)
 
+    def whole_notes(self, stack: str, layer: int) -> Notes:
+        """The notes on the current layer, for all tokens of the text."""
+        join = partial(self.joined, stack=stack, layer=layer)
+        return self.under_way.notes if self.under_way.earlier is None else self.under_way.notes.joined(join)
+
+    def joined(self, name: str, value: Tensor, *, stack: str, layer: int, axis: int = 1) -> Tensor:
+        """A value of the current layer for all tokens of the text: after its rows in earlier passes."""
+        now = self.under_way
+        if now.earlier is None:
+            return value
+        return now.earlier.joined((stack, layer, name), value, now.batch.queries(stack or "decoder").ids.shape[1], axis)
+
     def end_layer(self, stack: str, layer: int) -> None:
         """Shows the layer to its observers, then frees the values that were kept only for the observers."""
         now = self.under_way
@@ -299,6 +372,22 @@ def _passes() -> Iterator[Pass]:
     while now is not None:
         yield now
         now = now.outer
+
+
+def _hooked(edits: Sequence[Hook], key: PointKey, value: Tensor, now: Pass) -> Tensor:
+    """The value after hooks, which see the rows of all tokens; of these, the pass goes on with its own."""
+    if now.earlier is None:
+        for edit in edits:
+            value = _applied(edit, key, value, now)
+        return value
+    axis = 2 if "query" in point_of(key[0]).axes else 1
+    hidden = torch.finfo(value.dtype).min if split_stack(key[0])[1] == "scores" else 0.0
+    length = now.batch.queries(split_stack(key[0])[0] or "decoder").ids.shape[1]
+    whole = now.earlier.joined(key, value, length, axis, hidden)
+    for edit in edits:
+        whole = _applied(edit, key, whole, now)
+    now.earlier.require_kept(key, whole, axis, hidden)
+    return whole.narrow(axis, whole.shape[axis] - value.shape[axis], value.shape[axis])
 
 
 def _applied(edit: Hook, key: PointKey, value: Tensor, now: Pass) -> Tensor:

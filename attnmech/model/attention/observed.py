@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeAlias
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -65,6 +65,20 @@ class Notes:
     def key_norm(self) -> FrozenNorm | None:
         """The norm of the keys."""
         return None if self.make_key_norm is None else self.make_key_norm()
+
+    def joined(self, join: Callable[[str, Tensor], Tensor]) -> "Notes":
+        """The notes for all tokens; `join` puts the rows `[batch position ...]` of earlier passes first."""
+        names = ("latent", "query_latent", "shared", "attn_in")
+        whole: dict[str, Any] = {
+            name: join(name, value) for name in names if (value := getattr(self, name)) is not None
+        }
+        if self.rotary is not None:
+            whole["rotary"] = tuple(join(name, table) for name, table in zip(("cos", "sin"), self.rotary, strict=True))
+        for name, norm in (("make_query_norm", self.query_norm), ("make_key_norm", self.key_norm)):
+            if norm is not None:
+                shift = norm.shift if norm.shift is None or norm.shift.ndim < 4 else join(f"{name} shift", norm.shift)
+                whole[name] = partial(replace, norm, multiplier=join(name, norm.multiplier), shift=shift)
+        return replace(self, **whole)
 
     def inputs(self, attn_in: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs of W_Q, W_K and W_V (see `AttentionWeights`), in the precision of `attn_in`."""

@@ -32,12 +32,18 @@ class StandIn(nn.Module):
         for name, module in original.named_children():
             self.add_module(name, module)
         self.heads = int(getattr(original, "num_heads", 0) or getattr(original, "n_heads", 0) or 0)
+        self.layer = getattr(original, "layer_idx", getattr(original, "layer_id", None))
+        """The number under which a cache holds its keys and values."""
 
     def project(self, hidden_states: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
         """q, k, v `[batch head position d_head]`."""
         outputs = [self.get_submodule(path)(hidden_states) for path in self.layout.paths]
         parts = self.layout.split(outputs, heads, kv_heads, rest="batch position")
         return tuple(rearrange(part, _BY_HEAD) for part in parts)
+
+    def cached(self, k: Tensor, v: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
+        """k and v, after those of earlier tokens in a cache, if the model uses one."""
+        return (k, v) if cache is None else cache.update(k, v, self.layer)
 
     def merge(self, z: Float[Tensor, "batch position head d_head"]) -> Tensor:
         """Computes attn_raw from z."""
@@ -66,6 +72,7 @@ class GPTJAttention(StandIn):
         attention_mask: MaskRule,
         position_ids: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
+        layer_past: Any = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         """transformers' signature: returns attn_raw, and no weights."""
@@ -79,6 +86,7 @@ class GPTJAttention(StandIn):
         self.attnmech_site.in_force.note(rotary=tables)
         cos, sin = (table[:, None] for table in tables)
         q, k = rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
+        k, v = self.cached(k, v, layer_past)
         z = attend(q, k, v, scale=self.scale, position=None, mask=attention_mask, site=self.attnmech_site)
         return self.merge(z), None
 
@@ -109,9 +117,12 @@ class GPTNeoAttention(StandIn):
         assert isinstance(original.bias, torch.Tensor)
         self.window = _window_of(original.bias[0, 0])
 
-    def forward(self, hidden_states: Tensor, attention_mask: MaskRule, **_: Any) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: MaskRule, layer_past: Any = None, **_: Any
+    ) -> tuple[Tensor, None]:
         """transformers' signature: returns attn_raw, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
+        k, v = self.cached(k, v, layer_past)
         mask = attention_mask if self.window is None else attention_mask.within(self.window)
         z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
         return self.merge(z), None

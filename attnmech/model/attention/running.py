@@ -279,8 +279,13 @@ class Balance:
         self._made[stack, layer] = kept, version_of(kept)
 
     @torch.no_grad()
-    def hold_values(self, stack: str, layer: int, v: Float[Tensor, "batch head key d_value"]) -> None:
-        """Compares v as attention uses it (tokens first, then further keys) with v from the projection."""
+    def hold_values(
+        self, stack: str, layer: int, v: Float[Tensor, "batch head key d_value"], rows: int | None = None
+    ) -> None:
+        """Compares v as attention uses it (tokens first, then further keys) with v from the projection.
+
+        With `rows`, only those of the last tokens, which follow cached ones.
+        """
         made, version = self._made.pop((stack, layer), (None, 0))
         if made is None or any(full_name(stack, point) in self._refused for point in POINTS["values"]):
             return
@@ -288,7 +293,8 @@ class Balance:
             self._directions.changing.add(_VALUES)
             self.skip("values", stack, layer, "the model changes v in place")
             return
-        projected, weighted = made.transpose(1, 2), v.detach()[:, :, : made.shape[1]]
+        last = slice(-rows if rows else None, None)
+        projected, weighted = made.transpose(1, 2)[:, :, last], v.detach()[:, :, last][:, :, : made.shape[1]]
         if weighted.shape[1] > projected.shape[1]:
             projected = projected.repeat_interleave(weighted.shape[1] // projected.shape[1], dim=1)
         if _same_memory(projected, weighted):

@@ -123,8 +123,9 @@ def rotate_pairs_by_halves(x: _ByHead, cos: _Twice, sin: _Twice) -> _ByHead:
 
 def query_factor(
     attention: nn.Module,
-) -> Callable[[Float[Tensor, "batch position d_model"], Int[Tensor, "#batch position"] | None], Tensor] | None:
-    """A function from the input and the positions of an attention to the factor of each query; None if there is none.
+) -> Callable[[Float[Tensor, "batch position d_model"], Int[Tensor, "#batch position"] | None, int], Tensor] | None:
+    """A function from the input and the positions of an attention, and the number of cached tokens before them, to the
+    factor of each query; None if there is none.
 
     Ministral 3 and Mistral 4 multiply queries by 1 + β ln(1 + ⌊position / n⌋), with n the length before the rotation
     was extended; layers of Llama 4 without rotation by 1 + a ln(1 + ⌊(column + 1) / n⌋) (Nakanishi 2025).
@@ -133,13 +134,13 @@ def query_factor(
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     beta, length = (parameters.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings"))
 
-    def by_position(x: Tensor, positions: Tensor | None) -> Tensor:
+    def by_position(x: Tensor, positions: Tensor | None, past: int) -> Tensor:
         assert positions is not None and beta is not None and length is not None
         factor: Tensor = 1 + beta * torch.log(1 + torch.floor(positions / length))
         return factor.to(x.dtype).expand(x.shape[:2])
 
-    def by_column(x: Tensor, positions: Tensor | None) -> Tensor:
-        columns = torch.arange(x.shape[1], device=x.device)
+    def by_column(x: Tensor, positions: Tensor | None, past: int) -> Tensor:
+        columns = torch.arange(past, past + x.shape[1], device=x.device)
         steps = torch.floor((columns.float() + 1.0) / config.floor_scale)
         factor: Tensor = torch.log1p(steps) * config.attn_scale + 1.0
         return factor.expand(x.shape[:2])

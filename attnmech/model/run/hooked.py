@@ -5,6 +5,7 @@ trace.
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -15,11 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...activations.activations import Activations
-from ...basics.arguments import listed, optional_flag, shown, whole_number
+from ...basics.arguments import flag, listed, optional_flag, shown, whole_number
 from ...basics.lens_names import missing_name
 from ...basics.public import public
 from ...batch import Batch
-from ...errors import CertificateError, InputError
+from ...errors import InputError
 from ...interventions import Heads, Intervention
 from ...interventions.values import BatchPart
 from ...points import PointName
@@ -43,7 +44,16 @@ from ..structure.architecture import Architecture
 from ..structure.passes_apart import follows_length
 from .applying import placed_hooks, placed_intervention, require_means
 from .bridge import Bridges
-from .generation import Continuing, Generated, Sampling, ends_of
+from .generation import (
+    Continuing,
+    Generated,
+    Sampling,
+    cache_agrees,
+    continued,
+    ends_of,
+    require_kept,
+    require_tokens,
+)
 from .gradients import Measure, run_with_gradients
 from .loss import Prediction, mask_id_of, predicted_by, text_losses
 from .wired import WiredModel
@@ -91,6 +101,7 @@ class HookedModel(WiredModel):
         self.tokenizer = tokenizer
         self._bridges = Bridges(original, tokenizer)
         self._hash = WeightsHash()
+        self._cache_agrees: dict[tuple[bool, bool], bool] = {}
         text: Encoder | None = None
         if self.embeds_tokens:
             plain = partial(getattr, weakref.proxy(self), "plain")
@@ -184,9 +195,7 @@ class HookedModel(WiredModel):
             acts = Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms)
         else:
             acts = run_with_gradients(self, batch, keys, gradients_of)
-        certificate = self.__dict__.get("certificate")
-        hooks: frozenset[str] = frozenset() if certificate is None else certificate.lens_points
-        return replace(acts, model=self.name, lens_points=hooks)
+        return self._named(acts)
 
     @contextmanager
     def hooks(self, edits: Mapping[PointName, Hook]) -> Iterator["HookedModel"]:
@@ -260,38 +269,46 @@ class HookedModel(WiredModel):
         max_new_tokens: int = 20,
         *,
         points: Iterable[PointName] = (),
+        cache: bool = True,
         generator: torch.Generator | None = None,
         bos: bool | None = None,
         **options: Any,
     ) -> Generated:
-        """Continues a text; returns the prompt with its continuation as a batch, which `run` accepts.
+        """Continues texts; returns each prompt with its continuation as a batch, which `run` accepts.
 
         >>> text = model.generate("The keys to the old chest", 5)       # doctest: +SKIP
         >>> model.run(text, points=["pattern"]), "".join(text.tokens[0])   # doctest: +SKIP
 
-        If hooks or interventions are active, with `points` or a `generator`, in an encoder-decoder, and if rotary
-        tables depend on a text's length, every token comes from a full pass, to which hooks and interventions apply.
-        Otherwise `model.bridge.generate` is used, which is faster since it caches keys and values. The cache changes no
-        number: `run` on the result gives the logits from which each token was chosen.
+        transformers' `generate` chooses the tokens, with its cache of keys and values. Active hooks and interventions
+        apply to every step: to the rows of the prompt first, then to one row per token, with the numbers of full
+        passes. Hooks see the rows of all tokens so far, as in a full pass. An edit that changes rows of earlier tokens
+        as the text grows is refused, since it would change cached keys. `run` on the result, under the same edits,
+        gives the logits from which each token was chosen.
 
         Args:
-            inputs: prompts of the same length.
+            inputs: prompts, also of different lengths.
             max_new_tokens: the maximum number of new tokens.
-            points: the points to capture in each pass; `text.steps[2]["cross.pattern", 0]` is the attention that led to
-                the third new token.
+            points: the points to capture in each step; `text.steps[2]["cross.pattern", 0]` is the attention that led to
+                the third new token. With the cache, a step after the first has the row of its token alone.
+            cache: whether keys and values of earlier tokens are cached. Without a cache, every token takes a full
+                pass; so it does where a short text shows that a family's cache changes the logits, with pictures or
+                sounds among the tokens, and if rotary tables depend on a text's length.
             generator: a torch.Generator, which makes draws repeatable.
             bos: whether each text begins with the tokenizer's BOS or CLS token.
-            options: do_sample (without it, greedy), temperature, top_k, top_p and stop_at_eos; with the bridge, its
-                further options (repetition_penalty, ...). Put first tokens that a family forces (mBART's target
-                language, Whisper's language and task) into decoder_input_ids; no token is suppressed.
+            options: do_sample (without it, greedy), temperature, top_k, top_p and stop_at_eos; further options of
+                transformers' `GenerationConfig` (repetition_penalty, stop_strings, ...); and its `logits_processor`,
+                `stopping_criteria` and `streamer`. The model's own defaults do not count. Put first tokens that a
+                family forces (mBART's target language, Whisper's language and task) into decoder_input_ids; no token is
+                suppressed.
 
         Returns:
-            The batch; an encoder-decoder's continuation is `text.target`.
+            The batch; an encoder-decoder's continuation is `text.target`. Ctrl-C returns the tokens so far, with a
+            warning.
 
         Raises:
-            InputError: for prompts of different lengths, for an unknown option (listing the known ones), for a
-                continuation beyond the model's positions, and for a model without a causal head.
-            CertificateError: if the bridge is used and does not compute what the model computes.
+            InputError: for an unknown option (listing the known ones), for a continuation beyond the model's positions,
+                for a model without a causal head, for prompts of different lengths without a cache, and for edits that
+                the cache does not allow.
         """
         batch = self.encoded(inputs, bos=bos)
         count = whole_number("max_new_tokens", max_new_tokens, least=1)
@@ -300,20 +317,40 @@ class HookedModel(WiredModel):
             raise InputError(f"generate continues a text, and {self.name} reads none: {NO_TOKENS}.")
         if not self.causal or self.points["logits"].absent:
             raise InputError(f"{self.name} has no head that continues a text token by token.")
-        if (batch if batch.target is None else batch.target).padded:
-            raise InputError("all prompts must have the same length: generate cannot pad; give one at a time.")
+        sampling = Sampling.of(options, count, generator, ends_of(self.tokenizer, self.config))
+        keys = self.points.resolve(asked, None, self.refused)
+        written = batch if batch.target is None else batch.target
+        require_tokens(batch, count, self.encoder)
         if self.trained_length is not None:
-            longer = (batch if batch.target is None else batch.target).ids.shape[1] + count
-            warn_of_length("the continued text", longer, self.trained_length, "give a smaller `max_new_tokens`")
-        in_passes = self.edited or asked or generator is not None or batch.target is not None or batch.senses
-        if in_passes or any(map(follows_length, self.modules())):
-            sampling, ends = Sampling.of(options, generator), ends_of(self.tokenizer, self.config)
-            return Continuing(self.run, self.encoded, self.encoder, ends)(batch, count, sampling, asked)
-        if differs := [check for check in self.certificate.remarks if check.name == "bridge"]:
-            raise CertificateError(
-                f"TransformerLens's bridge computes something else on this model ({differs[0].detail})."
+            longest = written.ids.shape[1] + count
+            warn_of_length("the continued text", longest, self.trained_length, "give a smaller `max_new_tokens`")
+        watched = bool(keys or self.edited)
+        cached = flag("cache", cache) and self._caches(batch, padded=written.padded, watched=watched)
+        if written.padded and (not cached or batch.target is not None):
+            raise InputError(
+                "all prompts must have the same length here, since every token takes a full pass; give one at a time."
             )
-        return Generated.of(self.encoded(self._bridges.continued(batch.ids, count, options)))
+        continuing = Continuing(self, self.encoder, batch, keys, cache=cached, watched=watched or not cached)
+        if continuing.earlier is not None:
+            require_kept(self.interventions, continuing.earlier)
+        prompt, new, real = continuing(sampling)
+        steps = [self._named(step) for step in continuing.steps[: new.shape[1]]]
+        return Generated.of(continued(prompt, new, real, self.encoder), steps)
+
+    def _caches(self, batch: Batch, *, padded: bool, watched: bool) -> bool:
+        """Whether generation with a cache gives the numbers of full passes, which is tried once."""
+        if batch.senses or any(map(follows_length, self.modules())):
+            return False
+        if (padded, watched) not in self._cache_agrees:
+            tried = partial(cache_agrees, self, self.encoder, batch, padded=padded, watched=watched)
+            # A new context has no hooks and no interventions.
+            self._cache_agrees[padded, watched] = Context().run(tried)
+        return self._cache_agrees[padded, watched]
+
+    def _named(self, acts: Activations) -> Activations:
+        certificate = self.__dict__.get("certificate")
+        hooks: frozenset[str] = frozenset() if certificate is None else certificate.lens_points
+        return replace(acts, model=self.name, lens_points=hooks)
 
     def loss(self, inputs: Inputs, *, bos: bool | None = None) -> Float[Tensor, " text"]:
         """The mean cross-entropy of each text's tokens, in nats, which metric="loss" also measures.

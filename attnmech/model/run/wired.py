@@ -102,6 +102,11 @@ class WiredModel:
             )
 
     @property
+    def inner(self) -> PreTrainedModel:
+        """The copy of the caller's model that its passes run."""
+        return self._model
+
+    @property
     def is_own(self) -> bool:
         """Whether it is a user's own module instead of a transformers model."""
         return self.architecture.reads == "tensors"
@@ -206,6 +211,13 @@ class WiredModel:
                 output.logits = self.in_force.visit("logits", None, output.logits)
             return output
 
+    def step(self, wanted: Pass, run: Callable[[], Any]) -> Any:
+        """transformers' output for one step of a generation, which `run` computes with this model's modules."""
+        with torch.no_grad(), self._checked(wanted):
+            output = run()
+            output.logits = self.in_force.visit("logits", None, output.logits)
+            return output
+
     def _run_pass(self, wanted: Pass) -> Tensor | None:
         """Runs a pass, which stores the captured values in `wanted`; returns the logits if they were computed.
 
@@ -241,7 +253,7 @@ class WiredModel:
         with self.in_force.recording(wanted):
             yield
         balance = wanted.balance
-        if balance is None or (failure := balance.unbalanced(wanted.batch)) is None:
+        if balance is None or (failure := balance.unbalanced(wanted.batch.later(wanted.past))) is None:
             return
         if failure.identity == "heads":
             stack = self.stacks[failure.stack]
@@ -249,7 +261,7 @@ class WiredModel:
             if self._directions.forget_changed((failure.stack, failure.layer), out):
                 balance.skip("heads", failure.stack, failure.layer, "the weights were just changed")
                 return
-        raise failure.error(wanted.batch)
+        raise failure.error(wanted.batch.later(wanted.past), wanted.past)
 
     @cached_property
     def plain(self) -> PreTrainedModel:
@@ -309,10 +321,11 @@ def wired_stack(base: nn.Module, architecture: Architecture, in_force: InForce) 
 
 
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
-    """One forward pass of a model on a batch, without a cache."""
+    """One forward pass of a model on a batch, by default without a cache."""
     if isinstance(model, OwnModule):
         return model(batch.extra, **options)
     inputs: dict[str, Any] = {**batch.extra, **options}
+    without = {} if "use_cache" in options else {"use_cache": False}
     if (states := inputs.pop(ENCODED, None)) is not None:
         inputs["encoder_outputs"] = (states,)
     elif KINDS.keys() & batch.extra.keys():
@@ -330,4 +343,4 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
         if batch.target.padded:
             inputs["decoder_attention_mask"] = batch.target.mask.long()
     with reading(batch):
-        return model(**inputs, use_cache=False, return_dict=True)
+        return model(**inputs, **without, return_dict=True)

@@ -191,7 +191,7 @@ class Stack:
         """
         if value.ndim == 3:
             return self.turned(value)
-        return value.reshape(*self.in_force.under_way.batch.queries(self.label).ids.shape, value.shape[-1])
+        return value.reshape(len(self.in_force.under_way.batch.ids), -1, value.shape[-1])
 
     def as_given(self, value: Tensor, like: Tensor) -> Tensor:
         """The reverse of `by_token`: a value with the axes of `like`, as the model passes it."""

@@ -84,7 +84,7 @@ def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
                 in_force.note(**{note: kwargs[argument]})
         if factor is not None and _splits_scores(stack, layer):
             x = stream_of(args, kwargs)
-            by_token = factor(x, kwargs.get("position_ids"))[..., None, None]
+            by_token = factor(x, kwargs.get("position_ids"), in_force.under_way.past)[..., None, None]
             frozen = FrozenNorm(by_token.expand(*x.shape[:2], plan.n_heads, stack.d_head), centred=False)
             in_force.note(make_query_norm=lambda: frozen)
         args, kwargs = with_stream(args, kwargs, lambda x: in_force.visit(stack.point("attn_in"), layer, x))
@@ -113,9 +113,11 @@ def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expand
     def at_keys(module: nn.Module, args: Any, output: Tensor) -> None:
         if not in_force.wants(name, layer):
             return
-        notes = in_force.under_way.notes
+        notes, output = in_force.whole_notes(stack.label, layer), stack.by_token(output)
         assert notes.shared is not None
-        keys = layout.keys(stack.by_token(output), notes.shared)
+        # A cache holds either latents, which are expanded again in each pass, or keys.
+        rows = slice(-output.shape[1], None)
+        keys = layout.keys(output, notes.shared[:, rows])
         visited = in_force.visit(
             name, layer, rearrange(keys, "batch position (head d) -> batch position head d", head=plan.n_kv_heads)
         )
@@ -123,7 +125,8 @@ def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expand
             # Heads share a part of the keys, so the projections' outputs cannot hold edited keys of single heads.
             by_head = rearrange(visited, "batch position head d -> batch head position d")
             rotate = stack.rotation(layer, notes)
-            in_force.note(edited_key=by_head if rotate is None else rotate(by_head).to(by_head))
+            edited = by_head if rotate is None else rotate.at(rows)(by_head).to(by_head)
+            in_force.note(edited_key=in_force.joined("edited key", edited, stack=stack.label, layer=layer, axis=2))
 
     if layout.query_latent is not None:
         submodule(attention, layout.q).register_forward_pre_hook(at_query_latent)

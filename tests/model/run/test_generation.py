@@ -1,4 +1,4 @@
-"""Generation by the bridge, and by passes to which hooks, interventions and captures apply."""
+"""Generation with and without a cache, in whose passes hooks, interventions and captures apply."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +12,6 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.model.run.generation import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def test_each_token_is_the_likeliest_of_a_run_without_a_cache(demo: am.HookedMod
 
 def test_what_cannot_be_continued_is_refused(demo: am.HookedModel) -> None:
     with pytest.raises(InputError, match="the same length"):
-        demo.generate(["Anna sang.", "Anna lost her book."])
+        demo.generate(["Anna sang.", "Anna lost her book."], cache=False)
     with pytest.raises(InputError, match="no head that continues"):
         models.hooked("bert").generate(torch.tensor([[5, 7]]))
 
@@ -82,7 +81,7 @@ def test_every_step_sees_hooks_and_interventions(family: str) -> None:
 
     assert torch.equal(found.ids, by_hand(plain, ids, 5, changed=lambda: z_changed(plain, 1, two)))
     with hooked.hooks({("z", 0): last_doubled}):
-        last = hooked.generate(ids, 5, **options)
+        last = hooked.generate(ids, 5, cache=False, **options)
     assert torch.equal(last.ids, by_hand(plain, ids, 5, changed=lambda: z_changed(plain, 0, last_doubled)))
 
     def last_zeroed(z: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ def test_every_step_sees_hooks_and_interventions(family: str) -> None:
         return z
 
     with hooked.intervene(am.Intervention.zero([(0, head) for head in range(hooked.n_heads)], positions="last")):
-        stepwise = hooked.generate(ids, 5, points=[("z", 0)], **options)
+        stepwise = hooked.generate(ids, 5, points=[("z", 0)], cache=False, **options)
     assert torch.equal(stepwise.ids, by_hand(plain, ids, 5, changed=lambda: z_changed(plain, 0, last_zeroed)))
     assert [int((step["z", 0] == 0).all(dim=-1).all(dim=-1).sum()) for step in stepwise.steps] == [3] * 5
     assert len({tuple(each.ids.flatten().tolist()) for each in (free, found, last, stepwise)}) > 2
@@ -166,7 +165,7 @@ def test_the_steps_of_a_decoder_are_one_pass_until_a_hook_changes_with_the_step(
         return torch.eye(pattern.shape[-1]).expand_as(pattern) if pattern.shape[-1] > 4 else pattern
 
     with hooked.hooks({("pattern", 1): looks_at_itself_in_a_long_text}):
-        joined = hooked.generate(ids, 4, points=["pattern"], stop_at_eos=False).joined()["pattern", 1]
+        joined = hooked.generate(ids, 4, points=["pattern"], cache=False, stop_at_eos=False).joined()["pattern", 1]
     assert not torch.equal(joined[:, :, 3, :4], torch.eye(4)[3].expand(3, 5, 4))
     assert torch.equal(joined[:, :, 4], torch.eye(6)[4].expand(3, 5, 6))
 
@@ -214,8 +213,9 @@ def test_passes_of_our_own_say_what_the_bridge_says(demo: am.HookedModel) -> Non
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"topk": 2}, r"`generate` has no option `topk`; try `top_k`\. With hooks, .* it takes do_sample, "),
-        ({"repetition_penalty": 2.0}, "`generate` has no option `repetition_penalty`"),
+        ({"topk": 2}, r"`generate` has no option `topk`; try `top_k`\. It takes stop_at_eos, do_sample, "),
+        ({"num_beams": 2}, "`generate` has no option `num_beams`"),
+        ({"repetition_penalty": -1.0}, "transformers .*penalty"),
         ({"generator": 5}, "`generator` must be a torch.Generator; got 5"),
         ({"do_sample": "no"}, "`do_sample` must be True or False"),
         ({"temperature": 0}, "`temperature` must be a finite number above 0"),
@@ -229,9 +229,3 @@ def test_passes_of_our_own_say_what_the_bridge_says(demo: am.HookedModel) -> Non
 def test_bad_options(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         models.hooked("gpt2").generate(models.token_ids("gpt2"), **{"max_new_tokens": 3, "points": ["z"], **options})
-
-
-def test_a_nucleus_of_all_keeps_all() -> None:
-    logits = torch.tensor([[1.0, 2.0, 0.5]])
-    one, other = (Sampling.of({"do_sample": True, "top_p": p}, torch.Generator().manual_seed(1)) for p in (1.0, None))
-    assert [one.choose(logits).item() for _ in range(9)] == [other.choose(logits).item() for _ in range(9)]
