@@ -23,12 +23,10 @@ PRIVATE: Final = {
     "_bridge_builder": "TransformerLens's public way to a bridge asks the hub; this one takes a model as it is",
     "_buffers": "a copy of a module that shares parameters needs buffers of its own",
     "_exit": "os._exit is Python's documented end of a process; the command calls it at Ctrl-C during imports",
-    "_ff_block": "read, to see whether a subclass has replaced it",
     "_forward_hooks": "PyTorch lists a module's hooks nowhere else",
     "_forward_pre_hooks": "PyTorch lists a module's hooks nowhere else",
     "_from_config": "AutoModel.from_config makes no class that a user has written",
     "_hf_peft_config_loaded": "transformers calls a model with merged adapters one with adapters, unless this is reset",
-    "_mha_block": "read, to see whether a subclass has replaced it",
     "_modules": "a module that is numbered to see where its rows go must not change the user's",
     "_nested_tensor_from_mask": "what torch's encoder itself makes of padded texts",
     "_nested_tensor_from_mask_left_aligned": "what torch's encoder asks before it does so",
@@ -36,7 +34,6 @@ PRIVATE: Final = {
     "_pytree": "torch has no public function that goes through nested arguments",
     "_qkv_same_embed_dim": "nn.MultiheadAttention's choice between one matrix and three",
     "_remove_final_layer_norm": "an option of OPT's config that has no other name",
-    "_sa_block": "read, to see whether a subclass has replaced it",
     "_version": "how often a tensor was changed in place; autograd's guide names it",
 }
 """The private names of other libraries that the package uses, each with the reason."""

@@ -5,6 +5,7 @@ The environment variable ATTNMECH_VLLM names the Python of an environment with v
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -204,7 +205,9 @@ def test_a_server_is_measured_over_http(tmp_path: Path) -> None:
         "--skip-tokenizer-init", "--enforce-eager", "--block-size", "32", "--max-model-len", "512", "--port", str(port),
         "--host", "127.0.0.1", "--worker-extension-cls", "attnmech.engines.vllm.Heads", "--api-key", "key",
     ]  # fmt: skip
-    server = subprocess.Popen(program, env=environment(VLLM_PLUGINS="attnmech"), stdout=log, stderr=log)
+    server = subprocess.Popen(
+        program, env=environment(VLLM_PLUGINS="attnmech"), stdout=log, stderr=log, start_new_session=True
+    )
 
     def complete(tokens: int) -> dict[str, Any]:
         asked = {"model": str(tmp_path / "llama"), "prompt": [1, 5, 9, 8, 7, 6], "max_tokens": tokens, "temperature": 0}
@@ -238,7 +241,7 @@ def test_a_server_is_measured_over_http(tmp_path: Path) -> None:
             focus.state["sums"][..., place].sum(dim=1), expected.state["sums"][..., 0].sum(dim=1), rtol=1e-4, atol=1e-3
         )
         http.post(url, "stop", key="key")
-        killing = threading.Timer(0.5, server.kill)
+        killing = threading.Timer(0.5, os.killpg, (server.pid, signal.SIGKILL))
         killing.start()
         with pytest.raises((OSError, HTTPException)):
             complete(500)
@@ -246,5 +249,6 @@ def test_a_server_is_measured_over_http(tmp_path: Path) -> None:
             http.take(url, tmp_path / "none.safetensors", key="key")
         assert not (tmp_path / "none.safetensors").exists()
     finally:
-        server.kill()
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()

@@ -125,15 +125,15 @@ class Hooks:
 
 def _hooks_of(worker: Any) -> Hooks:
     """The hooks of a worker, which are kept with it."""
-    if not hasattr(worker, "_attnmech"):
+    if not hasattr(worker, "attnmech"):
         config = worker.vllm_config
         layers = {
             extract_layer_index(name): layer
             for name, layer in config.compilation_config.static_forward_context.items()
             if isinstance(layer, Attention)
         }
-        worker._attnmech = Hooks(worker, layers)
-    hooks: Hooks = worker._attnmech
+        worker.attnmech = Hooks(worker, layers)
+    hooks: Hooks = worker.attnmech
     return hooks
 
 
