@@ -65,10 +65,18 @@ class Group:
         real = torch.arange(queries, device=device) >= short[:, None]
         return cls(pieces, range(keys - queries, keys), first, real)
 
-    @property
-    def positions(self) -> Int[Tensor, "request key"]:
-        """The position of each column in its request; below 0 before its beginning."""
-        return torch.arange(self.rows.stop, device=self.first.device) - self.first[:, None]
+    def positions(self, window: int | None) -> Int[Tensor, "request key"]:
+        """The position of each column in its request; that of the newest key where no row sees the column.
+
+        Memory that no row sees may hold anything, also NaN, and is not read.
+        """
+
+        def make() -> Tensor:
+            column = torch.arange(self.rows.stop, device=self.first.device)
+            seen = self.visible(window).any(dim=2)[:, 0]
+            return torch.where(seen, column, self.rows.stop - 1) - self.first[:, None]
+
+        return self.once(("positions", window), make)
 
     def once(self, key: Any, make: Callable[[], Made]) -> Made:
         """What `make` returned when it was first called for this key."""
@@ -109,15 +117,13 @@ def groups_of(pieces: Sequence[Piece], heads: int, device: torch.device, most: i
 
 
 def attention_of(
-    group: Group, q: Float[Tensor, "request row head d"], k: Float[Tensor, "request key kv_head d"], kernel: Kernel
+    group: Group, q: Float[Tensor, "request row head d"], k: Float[Tensor, "kv_head request key d"], kernel: Kernel
 ) -> Attention:
     """The attention of a group's rows, in float32 at least."""
     precise = torch.promote_types(q.dtype, torch.float32)
-    keys = k.to(precise).permute(0, 2, 3, 1)
-    shared = q.shape[2] // k.shape[2]
-    queries = rearrange(q.to(precise), "request row (kv shared) d -> request kv (shared row) d", shared=shared)
-    scores = rearrange(queries @ keys, "request kv (shared row) key -> request (kv shared) row key", shared=shared)
-    scores = scores * kernel.scale
+    queries = rearrange(q.to(precise), "request row (kv shared) d -> kv request (shared row) d", kv=len(k))
+    scores = queries @ k.to(precise).mT * kernel.scale
+    scores = rearrange(scores, "kv request (shared row) key -> request (kv shared) row key", row=q.shape[1])
     if kernel.softcap:
         scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
     if kernel.slopes is not None:
@@ -132,20 +138,13 @@ def attention_of(
 def error_of(
     group: Group,
     attention: Attention,
-    v: Float[Tensor, "request key kv_head d_value"],
+    v: Float[Tensor, "kv_head request key d_value"],
     output: Float[Tensor, "request row head d_value"],
-    window: int | None,
 ) -> Float[Tensor, ""]:
-    """The largest difference of Σ_j p_ij v_j from the kernel's own output, relative to its largest entry.
-
-    Memory that no row sees may hold anything, also NaN.
-    """
+    """The largest difference of Σ_j p_ij v_j from the kernel's own output, relative to its largest entry."""
     pattern = attention.pattern
-    seen = group.visible(window).any(dim=2)[:, 0]
-    values = v.to(pattern).masked_fill(~seen[..., None, None], 0.0).transpose(1, 2)
-    shared = pattern.shape[1] // values.shape[1]
-    rows = rearrange(pattern, "request (kv shared) row key -> request kv (shared row) key", shared=shared)
-    z = rearrange(rows @ values, "request kv (shared row) d -> request row (kv shared) d", shared=shared)
+    rows = rearrange(pattern, "request (kv shared) row key -> kv request (shared row) key", kv=len(v))
+    z = rearrange(rows @ v.to(pattern), "kv request (shared row) d -> request row (kv shared) d", row=pattern.shape[2])
     exact, padding = output.to(pattern), ~group.real[..., None, None]
     off, largest = (value.masked_fill(padding, 0.0).abs().amax() for value in (z - exact, exact))
     error: Tensor = off / largest.clamp_min(torch.finfo(pattern.dtype).tiny)

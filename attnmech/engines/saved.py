@@ -43,8 +43,9 @@ def sums_of_saved(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                     )
                 for group in groups_of([Piece(0, range(before, len(k)))], heads, q.device):
                     rows, keys = torch.tensor([*group.pieces[0].rows]), slice(group.rows.stop)
-                    attention = attention_of(group, q[rows - before][None], k[None, keys], kernel)
-                    error = error_of(group, attention, v[None, keys], output[rows - before][None], kernel.window)
+                    attention = attention_of(group, q[rows - before][None], k[keys].transpose(0, 1)[:, None], kernel)
+                    values = v[keys].transpose(0, 1)[:, None]
+                    error = error_of(group, attention, values, output[rows - before][None])
                     if not error <= LIMITS[output.dtype]:
                         raise InputError(
                             f"layer {layer} of request {request} cannot be proved: pattern times values differs from "

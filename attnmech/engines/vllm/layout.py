@@ -23,7 +23,7 @@ class Paged:
     blocks: Float[Tensor, "block ..."]
     index: Int[Tensor, "slot kv_head d"]
     """The place of each number in its block, in the order of its axes."""
-    view: Float[Tensor, "block slot kv_head d"] | None
+    view: Float[Tensor, "kv_head block slot d"] | None
     """The same as a view of the cache, if places follow from strides."""
 
     @classmethod
@@ -40,19 +40,19 @@ class Paged:
         if not torch.equal(at, affine):
             return cls(blocks, index, None)
         shape, stride = (len(blocks), *at.shape), (blocks.stride(0), *steps)
-        return cls(blocks, index, blocks.as_strided(shape, stride, blocks.storage_offset() + first))
+        view = blocks.as_strided(shape, stride, blocks.storage_offset() + first)
+        return cls(blocks, index, view.permute(2, 0, 1, 3))
 
     def read(
         self, table: Int[Tensor, "request block"], positions: Int[Tensor, "request key"]
-    ) -> Float[Tensor, "request key kv_head d"]:
+    ) -> Float[Tensor, "kv_head request key d"]:
         """The entries at these positions of each request; `table` holds the request's blocks."""
         size = len(self.index)
-        places = positions.clamp_min(0)
-        block, slot = places // size, places % size
+        block, slot = positions // size, positions % size
         if self.view is not None:
-            return self.view[table.gather(1, block), slot]
+            return self.view[:, table.gather(1, block), slot]
         read = self.blocks[table[:, : int(block.max()) + 1]].flatten(2)[..., self.index]
-        return read[torch.arange(len(read), device=read.device)[:, None], block, slot]
+        return read[torch.arange(len(read), device=read.device)[:, None], block, slot].permute(2, 0, 1, 3)
 
 
 def layout_of(layer: Any, blocks: int) -> tuple[Paged, Paged]:

@@ -225,10 +225,10 @@ class Watch:
         q, z = (tensor.view(len(tensor), heads, -1) for tensor in (query, output))
         for group in step.groups:
             requests = torch.tensor([piece.request for piece in group.pieces], device=self._device)
-            table, positions = metadata.block_table[requests].long(), group.positions
+            table, positions = metadata.block_table[requests].long(), group.positions(kernel.window)
             at = group.once("rows", partial(step.rows_of, group, self._device))
             attention = attention_of(group, q[at], keys.read(table, positions), kernel)
-            error = error_of(group, attention, values.read(table, positions), z[at], kernel.window)
+            error = error_of(group, attention, values.read(table, positions), z[at])
             self._errors[place] = torch.maximum(self._errors[place], error)  # which keeps NaN
             special = group.once("special", lambda: torch.isin(step.ids[at], self._special))  # noqa: B023 - called here
             names = [step.names[piece.request] for piece in group.pieces]
