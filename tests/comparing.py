@@ -28,7 +28,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float, size: float = 0.0) -> 
 
 
 def require_gradient(
-    model: am.HookedModel, inputs: Any, key: tuple[str, int], measure: Callable[[Tensor], Tensor], *, step: float,
+    model: am.HookedModel, inputs: Any, key: str | tuple[str, int], measure: Callable[[Tensor], Tensor], *, step: float,
     relative: float,
 ) -> None:  # fmt: skip
     """d measure / d point along a random direction, against the difference of two runs."""

@@ -1,9 +1,16 @@
 """transformers' results for a text in eager attention: the reference for trained decoders of Llama's layout."""
 
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import attnmech as am
+from attnmech.model.files.gguf import dequantised
 
 
 def loss(logits: Tensor, ids: Tensor) -> float:
@@ -34,3 +41,32 @@ class Raw:
                 return loss(self.plain(self.ids).logits, self.ids) - self.loss
         finally:
             hook.remove()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A GGUF file as attnmech loads it in one precision, and transformers' reference for that: it computes in float32,
+    with the weights rounded to the precision."""
+
+    hooked: am.HookedModel
+    plain: Any
+    texts: list[str]
+
+    @classmethod
+    def of(cls, file: Path, dtype: str, texts: list[str]) -> Self:
+        """Both models of a file."""
+        hooked, folder = am.load(file, dtype=dtype), dequantised(file).folder
+        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter.copy_(parameter.to(hooked.dtype))
+        return cls(hooked, plain, texts)
+
+    @cached_property
+    def raw(self) -> list[Raw]:
+        """The reference's results for each text."""
+        return [Raw(self.plain, self.hooked.tokenizer(text, return_tensors="pt").input_ids) for text in self.texts]
+
+    def within(self, float32: float, bfloat16: float, float16: float = 0.0) -> float:
+        """The tolerance of this precision: two to four times what was measured."""
+        return {torch.float32: float32, torch.bfloat16: bfloat16, torch.float16: float16}[self.hooked.dtype]

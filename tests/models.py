@@ -410,6 +410,12 @@ def token_ids(name: str, batch: int = 3, length: int = 7, seed: int = 1) -> Tens
     return torch.randint(3, plain(name).config.vocab_size, (batch, length), generator=generator)
 
 
+def texts_of(count: int = 7, length: int = 15, seed: int = 0, vocabulary: int = 40, step: int = 1) -> list[Tensor]:
+    """Token ids that every model knows, in texts of different lengths: `length`, `length - step`, ..."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocabulary, (1, length - step * text), generator=generator) for text in range(count)]
+
+
 def padded(name: str, side: str = "right", batch: int = 3, length: int = 7) -> dict[str, Tensor]:
     """Sequences of length, length − 2, length − 4, ..., padded on one side."""
     mask = torch.zeros(batch, length, dtype=torch.long)
@@ -435,21 +441,8 @@ def blocks_of(model: Any) -> nn.ModuleList:
 
 
 WORDS: Final = (
-    "[PAD]",
-    "[UNK]",
-    "[BOS]",
-    "the",
-    "keys",
-    "to",
-    "cabinet",
-    "are",
-    "here",
-    "there",
-    "and",
-    "a",
-    "dog",
-    ".",
-)
+    "[PAD]", "[UNK]", "[BOS]", "the", "keys", "to", "cabinet", "are", "here", "there", "and", "a", "dog", ".",
+)  # fmt: skip
 
 
 def tokenizer(*, has_bos: bool = False, adds_bos: bool = False, words: tuple[str, ...] = WORDS) -> Any:
@@ -459,9 +452,7 @@ def tokenizer(*, has_bos: bool = False, adds_bos: bool = False, words: tuple[str
     if adds_bos:
         raw.post_processor = processors.TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 2)])
     special = {"bos_token": "[BOS]"} if has_bos or adds_bos else {}
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, unk_token="[UNK]", pad_token="[PAD]", **special
-    )  # fmt: skip
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[UNK]", pad_token="[PAD]", **special)
 
 
 def inputs_of(name: str) -> dict[str, Tensor]:

@@ -1,53 +1,25 @@
 """A real decoder read from GGUF: statistics against transformers' eager attention, and known heads.
 
-SmolLM2-135M-Instruct; its stream holds numbers up to 28,000, which float16 barely holds. The reference computes in
-float32, with the weights rounded to the precision under test.
+SmolLM2-135M-Instruct; its stream holds numbers up to 28,000, which float16 barely holds.
 """
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import packaged
 import pytest
 import torch
-from eager import Raw
+from eager import Trained
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 import attnmech as am
 from attnmech.demo.text import documents
-from attnmech.model.files.gguf import dequantised
 
 TEXTS = [
     "The Eiffel Tower is a wrought-iron lattice tower on the Champ de Mars in Paris, France. It is named after the "
     "engineer Gustave Eiffel, whose company designed and built the tower from 1887 to 1889.",
     "The keys to the old wooden cabinet in the kitchen are still on the table.",
 ]
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """The model as attnmech loads it in one precision, and transformers' reference for that."""
-
-    hooked: am.HookedModel
-    plain: Any
-
-    @cached_property
-    def raw(self) -> list[Raw]:
-        return [Raw(self.plain, self.hooked.tokenizer(text, return_tensors="pt").input_ids) for text in TEXTS]
-
-    def within(self, float32: float, bfloat16: float, float16: float) -> float:
-        """The tolerance of this precision: two to four times what was measured."""
-        return {torch.float32: float32, torch.bfloat16: bfloat16, torch.float16: float16}[self.hooked.dtype]
-
-
-@pytest.fixture(scope="session")
-def file() -> Path:
-    return packaged.smollm2()
 
 
 # The slowest first; each in one process, where processes are given groups (`--dist loadgroup`).
@@ -62,22 +34,16 @@ def in_precision(*names: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="session", params=PRECISIONS.values())
-def decoder(request: pytest.FixtureRequest, file: Path) -> Decoder:
-    hooked = am.load(file, dtype=request.param)
-    folder = dequantised(file).folder
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in plain.parameters():
-            parameter.copy_(parameter.to(hooked.dtype))
-    return Decoder(hooked, plain)
+def decoder(request: pytest.FixtureRequest) -> Trained:
+    return Trained.of(packaged.smollm2(), request.param, TEXTS)
 
 
-def test_the_certificate_holds(decoder: Decoder) -> None:
+def test_the_certificate_holds(decoder: Trained) -> None:
     assert decoder.hooked.certificate.ok, repr(decoder.hooked.certificate)
     assert decoder.hooked.name.endswith("(dequantised from Q4_1, Q8_0)")
 
 
-def test_logits_are_as_exact_as_transformers_own(decoder: Decoder) -> None:
+def test_logits_are_as_exact_as_transformers_own(decoder: Trained) -> None:
     own = deepcopy(decoder.plain).to(decoder.hooked.dtype)
     ours, theirs = [], []
     for text, raw in zip(TEXTS, decoder.raw, strict=True):
@@ -90,7 +56,7 @@ def test_logits_are_as_exact_as_transformers_own(decoder: Decoder) -> None:
     assert error <= decoder.within(1e-5, 0.06, 0.006) * spread
 
 
-def test_the_terms_of_scores_add_up_to_transformers_attention(decoder: Decoder) -> None:
+def test_the_terms_of_scores_add_up_to_transformers_attention(decoder: Trained) -> None:
     for text, raw in zip(TEXTS, decoder.raw, strict=True):
         split = am.decompose_scores(decoder.hooked, text)
         assert float((split.residual / split.largest).max()) <= decoder.within(1e-6, 3e-2, 4e-3)
@@ -102,7 +68,7 @@ def test_the_terms_of_scores_add_up_to_transformers_attention(decoder: Decoder) 
         assert float(apart.mean()) <= decoder.within(5e-6, 6e-2, 1e-2)
 
 
-def test_focus(decoder: Decoder) -> None:
+def test_focus(decoder: Trained) -> None:
     focus = am.attention_focus(decoder.hooked, TEXTS)
     of_rows: dict[str, Callable[[Tensor], Tensor]] = {
         "first_mass": lambda pattern: pattern[..., 1:, 0],
@@ -121,7 +87,7 @@ def test_focus(decoder: Decoder) -> None:
 
 
 @in_precision("float32")
-def test_a_head_attends_to_ends_of_sentences(decoder: Decoder) -> None:
+def test_a_head_attends_to_ends_of_sentences(decoder: Trained) -> None:
     types = am.head_types(decoder.hooked, documents(12))
     above = types.excess["sentence end"]
     assert divmod(int(above.nan_to_num(-1).argmax()), above.shape[1]) == (1, 1)
@@ -136,7 +102,7 @@ def repeated() -> Tensor:
 
 
 @in_precision("float16", "bfloat16")
-def test_induction_heads_on_repeated_random_tokens(decoder: Decoder, repeated: Tensor) -> None:
+def test_induction_heads_on_repeated_random_tokens(decoder: Trained, repeated: Tensor) -> None:
     """The numbers equal those from transformers' attention."""
     acts = decoder.hooked.run(repeated, points=["pattern", "logits"])
     # From each token of the second half to the one after its first occurrence.
@@ -156,7 +122,7 @@ def test_induction_heads_on_repeated_random_tokens(decoder: Decoder, repeated: T
 
 
 @in_precision("float32")
-def test_what_known_heads_score_by(decoder: Decoder, repeated: Tensor) -> None:
+def test_what_known_heads_score_by(decoder: Trained, repeated: Tensor) -> None:
     """A previous-token head scores by position, induction heads by content: with each text's own means."""
     found = am.variance_shares(decoder.hooked, repeated, first_key=False, layers=[16, 17, 18])
     known = {
@@ -170,7 +136,7 @@ def test_what_known_heads_score_by(decoder: Decoder, repeated: Tensor) -> None:
 
 
 @in_precision("bfloat16")
-def test_the_previous_token_head_looks_there_because_of_its_position(decoder: Decoder, repeated: Tensor) -> None:
+def test_the_previous_token_head_looks_there_because_of_its_position(decoder: Trained, repeated: Tensor) -> None:
     means = am.mean_qk(decoder.hooked, repeated, layers=[16])
 
     def previous() -> float:
@@ -186,7 +152,7 @@ def test_the_previous_token_head_looks_there_because_of_its_position(decoder: De
 
 
 @in_precision("float32")
-def test_the_known_heads_are_named(decoder: Decoder) -> None:
+def test_the_known_heads_are_named(decoder: Trained) -> None:
     types = am.head_types(decoder.hooked)
     assert all("induction" in types.types_of(*head) for head in ((18, 6), (17, 4), (17, 3)))
     claims = types.to_frame().set_index(["layer", "head", "type"])

@@ -1,48 +1,23 @@
 """Gemma 3 270M read from GGUF: statistics against transformers' eager attention, and the functions of its heads.
 
 Norms of queries and keys, a norm after each attention, windows in five of six layers, two bases of rotation, one kv
-head. The reference computes in float32, with the weights rounded to the precision under test.
+head.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import packaged
 import pytest
 import torch
-from eager import Raw
+from eager import Trained
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 import attnmech as am
 from attnmech.methods.head_types.repeated import repeated_sequences
-from attnmech.model.files.gguf import dequantised
 
 TEXTS = ["The keys to the old wooden cabinet in the kitchen are still on the table.", "Anna lost the keys again."]
 HEADS = [(0, 3), (5, 1), (11, 2), (17, 2)]
 """Heads from the first layer to the last; layers 5, 11 and 17 see the whole text."""
-
-
-@dataclass(frozen=True)
-class Gemma:
-    hooked: am.HookedModel
-    plain: Any
-
-    @cached_property
-    def raw(self) -> list[Raw]:
-        return [Raw(self.plain, self.hooked.tokenizer(text, return_tensors="pt").input_ids) for text in TEXTS]
-
-    def within(self, float32: float, bfloat16: float) -> float:
-        """The tolerance of this precision: two to four times what was measured."""
-        return float32 if self.hooked.dtype == torch.float32 else bfloat16
-
-
-@pytest.fixture(scope="session")
-def file() -> Path:
-    return packaged.gemma()
 
 
 PRECISIONS = {
@@ -53,28 +28,22 @@ IN_BFLOAT16 = pytest.mark.parametrize("gemma", [PRECISIONS["bfloat16"]], indirec
 
 
 @pytest.fixture(scope="session", params=PRECISIONS.values())
-def gemma(request: pytest.FixtureRequest, file: Path) -> Gemma:
-    hooked = am.load(file, dtype=request.param)
-    folder = dequantised(file).folder
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in plain.parameters():
-            parameter.copy_(parameter.to(hooked.dtype))
-    return Gemma(hooked, plain)
+def gemma(request: pytest.FixtureRequest) -> Trained:
+    return Trained.of(packaged.gemma(), request.param, TEXTS)
 
 
-def test_the_certificate_holds(gemma: Gemma) -> None:
+def test_the_certificate_holds(gemma: Trained) -> None:
     assert gemma.hooked.certificate.ok, repr(gemma.hooked.certificate)
     assert gemma.hooked.name.endswith("(dequantised from Q5_0, Q4_K, Q8_0, Q6_K)")
 
 
-def test_logits_are_those_of_transformers(gemma: Gemma) -> None:
+def test_logits_are_those_of_transformers(gemma: Trained) -> None:
     for text, raw in zip(TEXTS, gemma.raw, strict=True):
         error = gemma.hooked.run(text).logits[0].float() - raw.logits
         assert float(error.square().mean().sqrt()) <= gemma.within(1e-5, 0.06) * float(raw.logits.std())
 
 
-def test_focus(gemma: Gemma) -> None:
+def test_focus(gemma: Trained) -> None:
     focus = am.attention_focus(gemma.hooked, TEXTS)
     first = torch.cat([raw.pattern[..., 1:, 0] for raw in gemma.raw], dim=-1).mean(dim=-1)
     previous = torch.cat([raw.pattern.diagonal(-1, -2, -1) for raw in gemma.raw], dim=-1).mean(dim=-1)
@@ -83,7 +52,7 @@ def test_focus(gemma: Gemma) -> None:
 
 
 @IN_BFLOAT16
-def test_ablations(gemma: Gemma) -> None:
+def test_ablations(gemma: Trained) -> None:
     effects = am.ablate_heads(gemma.hooked, TEXTS, HEADS)
     close = gemma.within(5e-5, 6e-2)
     assert effects.before.tolist() == pytest.approx([raw.loss for raw in gemma.raw], abs=close)
@@ -93,7 +62,7 @@ def test_ablations(gemma: Gemma) -> None:
 
 
 @IN_FLOAT32
-def test_the_known_heads_are_named(gemma: Gemma) -> None:
+def test_the_known_heads_are_named(gemma: Trained) -> None:
     """The numbers on the default sequences, for three heads against transformers' attention."""
     types = am.head_types(gemma.hooked)
     known = {
@@ -133,7 +102,7 @@ def test_the_known_heads_are_named(gemma: Gemma) -> None:
 
 @pytest.mark.slow
 @IN_FLOAT32
-def test_the_report(gemma: Gemma) -> None:
+def test_the_report(gemma: Trained) -> None:
     report = am.report(gemma.hooked, TEXTS[1])
     assert float((report.pattern.float() - gemma.raw[1].pattern).abs().max()) <= gemma.within(1e-5, 0.15)
     assert len(report.measured) == 2 and report.expected is not None

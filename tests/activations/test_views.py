@@ -27,13 +27,8 @@ TEXT = "Anna gave an old anchor to Tom."
 
 
 @pytest.fixture(scope="module")
-def demo() -> am.HookedModel:
-    return am.load()
-
-
-@pytest.fixture(scope="module")
-def acts(demo: am.HookedModel) -> am.results.Activations:
-    return demo.run([TEXT, "Anna sang."], points=["pattern", "scores", "z", "resid_post", "embed", "logits"])
+def acts() -> am.results.Activations:
+    return models.demo().run([TEXT, "Anna sang."], points=["pattern", "scores", "z", "resid_post", "embed", "logits"])
 
 
 def props(view: View) -> Any:
@@ -106,13 +101,13 @@ def test_vectors_by_head_and_by_layer(acts: am.results.Activations) -> None:
     np.testing.assert_allclose(embed["activations"][0], acts["embed"][0][:, None].numpy(), rtol=6e-4)
 
 
-def test_logits_are_the_texts_own_predictions(acts: am.results.Activations, demo: am.HookedModel) -> None:
+def test_logits_are_the_texts_own_predictions(acts: am.results.Activations) -> None:
     found = props(acts.show("logits"))
     ids = acts.batch.ids[0]
     expected = acts.logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
     assert found["correctTokenLogProb"] == pytest.approx(expected.tolist(), rel=1e-3)
     best = int(acts.logits[0, 3].argmax())
-    assert plain(found["topKTokens"][3])[0] == visible_token(demo.encoder.token_texts([best])[0])
+    assert plain(found["topKTokens"][3])[0] == visible_token(models.demo().encoder.token_texts([best])[0])
 
 
 def test_an_encoder_is_not_masked_and_its_special_tokens_can_be_hidden() -> None:
@@ -168,15 +163,15 @@ def test_what_there_is_not_is_refused(
         acts.show(name, **options)
 
 
-def test_too_long_a_text_for_circuitsvis_names_what_holds_more(demo: am.HookedModel) -> None:
-    acts = demo.run(torch.full((1, 400), 400), points=[("pattern", 0)])
+def test_too_long_a_text_for_circuitsvis_names_what_holds_more() -> None:
+    acts = models.demo().run(torch.full((1, 400), 400), points=[("pattern", 0)])
     with pytest.raises(InputError, match=r'1,280,000 numbers exceed the 200,000 .* layer=2, view="model"\)'):
         acts.show("pattern", layer=0, view="attention_heads")
     assert acts.show("pattern", layer=0).kind == "model"
 
 
-def test_a_thousand_tokens_of_every_head_are_shown(demo: am.HookedModel) -> None:
-    acts = demo.run(torch.randint(300, 2000, (1, 1005)), points=["pattern"])
+def test_a_thousand_tokens_of_every_head_are_shown() -> None:
+    acts = models.demo().run(torch.randint(300, 2000, (1, 1005)), points=["pattern"])
     for options in ({}, {"layer": 2}, {"layer": 2, "head": 3}):
         assert acts.show("pattern", **options).kind == "model"
     assert len(acts.show("pattern").json) < 20e6

@@ -11,11 +11,12 @@ import models
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from comparing import refuses
 from IPython.core.formatters import DisplayFormatter
 
 import attnmech as am
 from attnmech.draw.figure import Figure
-from attnmech.errors import InputError, OutputError
+from attnmech.errors import OutputError
 from attnmech.methods.scores.figures import key_terms_chart
 
 
@@ -71,8 +72,7 @@ def test_to_html_returns_and_write_html_writes(kind: Any) -> None:
     assert all(option.kind is option.KEYWORD_ONLY for option in options)
     assert [parameter.name for parameter in writes.parameters.values()][1:] == ["path", *(o.name for o in options)]
     for call in (lambda: kind.to_html(None, "page.html"), lambda: kind.to_html(None, path="page.html")):
-        with pytest.raises(InputError, match=r"use write_html\(path\)"):
-            call()
+        refuses(r"use write_html\(path\)", call)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -90,8 +90,7 @@ def test_the_pages(tmp_path: Path) -> None:
         assert path == tmp_path / "page.html"
         assert path.read_text("utf-8") == thing.to_html()
         assert thing.to_html().startswith("<!doctype html>")
-        with pytest.raises(OutputError, match="there is no folder"):
-            thing.write_html(tmp_path / "nowhere" / "page.html")
+        refuses("there is no folder", thing.write_html, tmp_path / "nowhere" / "page.html", error=OutputError)
 
 
 def test_what_a_report_says_of_save() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparing import refuses
 
 from attnmech.draw.numbers import FocusNumbers
-from attnmech.errors import InputError
 from attnmech.methods.focus.figures import MOST_TIED_HEADS, rank_lines
 
 LAYERS = (3, 4, 7, 9, 12)
@@ -103,9 +103,7 @@ def test_only_the_number_with_intervals_shows_them(focus: FocusNumbers) -> None:
 
 
 def test_what_does_not_fit_is_refused(focus: FocusNumbers, values: np.ndarray) -> None:
-    with pytest.raises(InputError, match=r"one of the layers \[3, 4, 7, 9, 12\]; got 2"):
-        ranks(values, chosen=(2, 0))
-    with pytest.raises(InputError, match="`head` must be from 0 to 3"):
-        ranks(values, chosen=(3, 4))
+    refuses(r"one of the layers \[3, 4, 7, 9, 12\]; got 2", ranks, values, chosen=(2, 0))
+    refuses("`head` must be from 0 to 3", ranks, values, chosen=(3, 4))
     with pytest.raises(ValueError, match=r"`self_top` must be .* with layer=3; got"):
         replace(focus, layers=(0, 2, 5))

@@ -11,6 +11,7 @@ import pytest
 import reference
 import torch
 from by_hand import point_changed
+from comparing import require_gradient
 from torch import Tensor, nn
 
 import attnmech as am
@@ -807,17 +808,8 @@ def test_gradients_under_interventions_against_finite_differences(name: str) -> 
     step, tolerance = (1e-3, 2e-3) if "llama" in name else (1e-6, 1e-6)
     with hooked.intervene(*given):
         points: list[Any] = [("attn_in", 1), ("resid_pre", 1), ("v", 1), ("scores", 1), ("pattern", 1), ("z", 1)]
-        acts = hooked.run(ids, points=points, gradients_of=measure)
-        assert acts.gradients is not None
-        for number, key in enumerate(points):
-            value, gradient = acts.values[key], acts.gradients.values[key]
-            direction = torch.randn(value.shape, generator=torch.Generator().manual_seed(number), dtype=F64)
-            sums = []
-            for sign in (1, -1):
-                with hooked.hooks({key: lambda x, by=sign * step * direction: x + by}):
-                    sums.append(float(measure(hooked.run(ids).logits).sum()))
-            numeric = (sums[0] - sums[1]) / (2 * step)
-            assert float((gradient * direction).sum()) == pytest.approx(numeric, rel=tolerance, abs=tolerance), key
+        for key in points:
+            require_gradient(hooked, ids, key, measure, step=step, relative=tolerance)
         for point in ("q", "k"):
             with pytest.raises(InputError, match=f"gradients at '{point}' 1 would miss them"):
                 hooked.run(ids, points=[(point, 1)], gradients_of=measure)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError, JournalError
+from attnmech.methods.examples.result import KINDS
 from attnmech.model.attention import attend
 from attnmech.runs import total
 
@@ -29,7 +30,10 @@ QUESTIONS: Final[dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, A
     "odd heads": (am.odd_heads, {"beyond": 9}, {"beyond": 8}),
     "variance": (am.variance_shares, {}, {"centre": None}),
     "drift": (am.residual_drift, {"k": 5}, {"k": 4}),
-    "examples": (am.examples, {"by": "update", "k": 3}, {"by": "update", "k": 4}),
+    **{
+        f"examples by {by}": (am.examples, {"by": by, "k": 3}, {"by": by, "k": 4})
+        for by in ("attention", "value_weighted", "update", "next_token")
+    },
     "segments": (am.segment_attention, {}, {"first": False}),
     "directions": (am.qk_directions, {"k": 2}, {"k": 3}),
     "tokens": (am.ov_tokens, {"k": 3}, {"k": 4}),
@@ -74,4 +78,11 @@ def test_any_way_of_running_gives_one_result(
             first.merged(question(model, iter(TEXTS), shard=(1, 3), **others))
     for way, result in results.items():
         pd.testing.assert_frame_equal(result.to_frame(), whole.to_frame(), rtol=1e-6, atol=1e-9, obj=f"{name}, {way}")
+        if name.startswith("examples"):
+            for key, value in whole.state.items():
+                torch.testing.assert_close(result.state[key], value, rtol=1e-6, atol=1e-7, equal_nan=True, msg=key)
+            assert result.halves().equals(whole.halves())
+            for kind in KINDS:  # with the texts that each shard has kept
+                columns = ["text", "position", "window"]
+                assert result._table_of(kind)[columns].equals(whole._table_of(kind)[columns]), f"{way}, {kind}"
     assert not list(tmp_path.iterdir())

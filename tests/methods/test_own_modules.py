@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from comparing import refuses
 from own import HEADS, LENGTH, TEXTS, Classifier, D, WithFurtherKeys, noise, randomised
 from torch import Tensor, nn
 
@@ -45,8 +46,7 @@ def test_metrics_by_name_are_those_of_the_output(classifier: tuple[nn.Module, am
         ({"metric": "mse"}, "metric='mse' needs `answers`"),
         ({"metric": "mse", "answers": torch.zeros(6, 2)}, r"`answers` must have the shape of the output, \[6, 7\]"),
     ):
-        with pytest.raises(InputError, match=message):
-            am.ablate_heads(model, IMAGES, **options)
+        refuses(message, am.ablate_heads, model, IMAGES, **options)
     assert am.prune_heads(model, IMAGES, metric="accuracy", answers=CLASSES).higher_is_better
 
 
@@ -137,8 +137,7 @@ def test_types_of_heads_on_tensors() -> None:
     noisy = [x + 0.1 * noise(1, LENGTH, LENGTH, seed=seed) for seed in range(8)]
     types = am.head_types(model, iter((each, each, each) for each in noisy))
     assert types.types_of(0, 0) == ("previous",)
-    with pytest.raises(InputError, match="repeated tokens are for models of text"):
-        am.head_types(model)
+    refuses("repeated tokens are for models of text", am.head_types, model)
 
 
 @pytest.mark.parametrize(

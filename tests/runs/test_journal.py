@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from comparing import refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -162,8 +163,7 @@ def test_a_failed_write_leaves_the_last_entry(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputError, match="No space left"):
-        journal.write(Entry({"sum": torch.zeros(3)}, 2, "e"))
+    refuses("No space left", journal.write, Entry({"sum": torch.zeros(3)}, 2, "e"), error=OutputError)
     found = journal.resume()
     assert found is not None and found.batches == 1
     assert [file.name for file in tmp_path.iterdir()] == ["journal"]
@@ -183,8 +183,7 @@ def test_what_is_cut_off_or_changed_is_refused(tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        with pytest.raises(JournalError, match="is not a valid journal"):
-            journal.resume()
+        refuses("is not a valid journal", journal.resume, error=JournalError)
     # The last bytes are the numbers: safetensors reads any bytes there.
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert "its content does not match its digest" in refused(journal)

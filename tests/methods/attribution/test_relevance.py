@@ -9,6 +9,7 @@ import models
 import pytest
 import tiny
 import torch
+from comparing import refuses
 from einops import rearrange
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
@@ -228,8 +229,7 @@ def test_a_part_that_no_rule_covers_is_refused(family: str, unseen: str, monkeyp
     monkeypatch.setattr(relevance, unseen, lambda *_: False)
     model = models.hooked(family)
     hooks = hooks_of(model)
-    with pytest.raises(InputError, match=r'layer 0 does not conserve it .* use method="gradient"'):
-        relevant(model, models.token_ids(family))
+    refuses(r'layer 0 does not conserve it .* use method="gradient"', relevant, model, models.token_ids(family))
     assert hooks_of(model) == hooks
 
 
@@ -249,8 +249,7 @@ def test_experts_mixers_and_functional_activations_are_refused(family: str, mess
 
 def test_several_stacks_and_models_without_a_stream_are_refused() -> None:
     model = models.hooked("t5")
-    with pytest.raises(InputError, match="this model has several"):
-        relevant(model, models.inputs_of("t5"))
+    refuses("this model has several", relevant, model, models.inputs_of("t5"))
     model = am.load(tiny.model_of("gemma3n_text"))
     with pytest.raises(InputError, match=r"""needs the point 'resid_pre' \(.*; use method="gradient"."""):
         relevant(model, torch.tensor([[5, 3, 8, 4]]))

@@ -15,6 +15,7 @@ import models
 import numpy as np
 import pytest
 import torch
+from comparing import refuses
 from matrix import from_masked
 from models import tokenizer
 from scipy.stats import spearmanr
@@ -47,10 +48,8 @@ def hooked(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
     return am.load(raw(name, dtype))
 
 
-def texts(count: int = 3, length: int = 9, seed: int = 0) -> list[Tensor]:
-    """Token ids of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, 40, (1, length - number), generator=generator) for number in range(count)]
+def texts(count: int = 3, length: int = 9) -> list[Tensor]:
+    return models.texts_of(count, length)
 
 
 # -- loops over the vocabulary ---------------------------------------------------------------------------------
@@ -347,14 +346,6 @@ def test_layers_of_ones_choice() -> None:
     assert torch.equal(follow.by_token("churn")[0, 0], whole.by_token("churn")[2, 0])
 
 
-def test_it_is_one_of_several_reducers() -> None:
-    model, text = models.demo(), "Anna sang of shells."
-    reducers = [am.results.AttentionFocus.reducer(), am.results.ResidualDrift.reducer(model)]
-    focus, drift = am.stream(model, text, reducers)
-    torch.testing.assert_close(drift.cosine, am.residual_drift(model, text).cosine)
-    assert focus.first_top.shape == (4, 8)
-
-
 def test_figures_show_what_was_measured() -> None:
     model = models.demo()
     drift = am.residual_drift(model, "Anna gave <b>$x$ an old anchor.")
@@ -382,8 +373,7 @@ def test_figures_show_what_was_measured() -> None:
     values = np.linspace(0, 1, 60)[:, None] * np.array([[0.0, 1.0]])
     figure = lines_by_layer(values, [0, 1], [f"{number} t" for number in range(60)], label="cosine")
     assert [trace.name for trace in figure.data if trace.showlegend] == [f"{number} t" for number in range(54, 60)]
-    with pytest.raises(InputError, match=r"`values` must be \[60 lines, 3 layers\]"):
-        lines_by_layer(values, [0, 1, 2], [""] * 60, label="cosine")
+    refuses(r"`values` must be \[60 lines, 3 layers\]", lines_by_layer, values, [0, 1, 2], [""] * 60, label="cosine")
 
 
 # -- refused measurements --------------------------------------------------------------------------------------
@@ -468,8 +458,7 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
     assert "<b>" not in page.split("</head>")[1].split("<script")[0]
     corpus = am.residual_drift(models.demo(), iter(["Anna sang."]))
     assert "rows nearest to token" not in corpus.write_html(tmp_path / "corpus.html").read_text()
-    with pytest.raises(MissingPointError, match="single tokens are stored"):
-        corpus.plot("nearest")
+    refuses("single tokens are stored", corpus.plot, "nearest", error=MissingPointError)
 
 
 # -- ranks, nearest rows and verdicts --------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import models
 import planted
 import pytest
 import torch
+from comparing import refuses
 from example_rows import TEXTS, Row, naive, places, places_of, strongest, texts_of
 from torch import Tensor
 
@@ -17,7 +18,6 @@ import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.examples import result, sums
 from attnmech.methods.examples.formulas import RELATIONS, difference_of_halves, relations
-from attnmech.model.attention import attend
 
 
 @pytest.mark.core
@@ -160,37 +160,6 @@ def test_other_statistics_are_those_of_each_text_alone(name: str, by: Any, value
             assert example.value == pytest.approx(value, rel=close, abs=1e-8)
 
 
-# -- runs ------------------------------------------------------------------------------------------------------
-
-
-def same(one: am.results.HeadExamples, other: am.results.HeadExamples) -> bool:
-    """Whether two results hold the same rows, with the same numbers up to rounding."""
-    alike = [
-        torch.allclose(value, other.state[name], rtol=1e-6, atol=1e-7)
-        if value.is_floating_point()
-        else torch.equal(value, other.state[name])
-        for name, value in one.state.items()
-    ]
-    columns = ["text", "position", "window"]
-    frames = [one._table_of(which)[columns].equals(other._table_of(which)[columns]) for which in result.KINDS]
-    return all(alike) and all(frames) and one.halves().equals(other.halves())
-
-
-STATISTICS: Final[list[Any]] = ["attention", "value_weighted", "update", "next_token", first_key]
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("by", STATISTICS)
-def test_merged_shards_and_blocks_of_rows_are_the_whole(by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, texts = models.hooked("llama", torch.float64), texts_of(count=12, longest=60)
-    assert max(map(len, texts)) > 32
-    whole = am.examples(model, iter(texts), by=by, k=3)
-    shards = [am.examples(model, iter(texts), by=by, k=3, shard=(number, 3)) for number in range(3)]
-    assert same(shards[0].merged(*shards[1:]), whole) and same(shards[2].merged(*shards[:2]), whole)
-    monkeypatch.setattr(attend, "block_bytes", lambda device: 1)
-    assert same(am.examples(model, iter(texts), by=by, k=3), whole)
-
-
 # -- what a row holds ------------------------------------------------------------------------------------------
 
 
@@ -308,8 +277,7 @@ def test_texts_without_a_row_that_counts() -> None:
     ],
 )
 def test_invalid_arguments(options: dict[str, Any], message: str, unchecked: None) -> None:
-    with pytest.raises(InputError, match=message):
-        am.examples(models.hooked("gpt2"), models.token_ids("gpt2"), **options)
+    refuses(message, am.examples, models.hooked("gpt2"), models.token_ids("gpt2"), **options)
 
 
 # -- parts of the next token's logit ---------------------------------------------------------------------------
@@ -333,8 +301,7 @@ def test_some_layers_with_the_last() -> None:
     for layer in (0, 2):
         for which in ("strongest", "band"):
             assert some.examples_of(layer, 3, which) == whole.examples_of(layer, 3, which)
-    with pytest.raises(InputError, match="`layer` must be one of the layers measured"):
-        some.examples_of(1, 3)
+    refuses("`layer` must be one of the layers measured", some.examples_of, 1, 3)
     with pytest.raises(InputError, match="`which` must be one of strongest, even, odd, random, band; got 'weakest'"):
         some.examples_of(0, 3, "weakest")
     with pytest.raises(

@@ -12,10 +12,11 @@ import pytest
 import reference
 import torch
 from comparing import message_of as refused
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import InputError, MissingPointError
+from attnmech.errors import MissingPointError
 from attnmech.maths.focus import STATISTICS
 from attnmech.model.attention import attend as attention
 from attnmech.runs.token_types import TOKEN_TYPES
@@ -222,8 +223,7 @@ def test_where_leaves_out_rows_afterwards() -> None:
     entropy = focus.by_row("entropy")
     assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
     assert some["entropy"].interval()[0].isnan().all()  # of two texts
-    with pytest.raises(MissingPointError, match="only statistics that are kept row by row"):
-        _ = some.received
+    refuses("only statistics that are kept row by row", lambda: some.received, error=MissingPointError)
 
 
 def test_token_types() -> None:
@@ -254,8 +254,7 @@ def test_figures_and_page(tmp_path: Path) -> None:
     ):
         drawn = sorted(value for trace in focus.plot(name).data for value in trace.y if value is not None)
         assert set(np.round(drawn, 5)) == set(np.round(focus[statistic].mean.flatten().tolist(), 5))
-    with pytest.raises(InputError, match="`figure` must be one of self_focus"):
-        focus.plot("sharpness")
+    refuses("`figure` must be one of self_focus", focus.plot, "sharpness")
     page = focus.write_html(tmp_path / "focus.html").read_text(encoding="utf-8")
     assert "Figure 3. How concentrated attention is" in page and "3 texts" in page
     assert page.count('<script type="text/plain"') == 3  # plotly, the views and the map of heads, for three figures

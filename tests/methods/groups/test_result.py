@@ -9,11 +9,11 @@ import models
 import planted
 import pytest
 import torch
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
-from attnmech.errors import InputError
 from attnmech.runs.words import bare, split_words
 
 PLAIN = [word for word in models.WORDS if word.isalpha()]
@@ -202,8 +202,7 @@ def test_few_texts_claim_nothing() -> None:
     few = am.group_attention(model, documents(4), {"verbs": ["is", "are"], "articles": ["the", "zebra"]}, factor=9.0)
     assert few.claims.empty and "too few pairs for a claim" in few.lead
     assert few.missing == ("are", "zebra") and "No text contains are, zebra." in few.lead
-    with pytest.raises(InputError, match="two of the groups verbs, articles; got 'verbs' and 'verbs'"):
-        few.attention("verbs", "verbs")
+    refuses("two of the groups verbs, articles; got 'verbs' and 'verbs'", few.attention, "verbs", "verbs")
 
 
 @pytest.mark.parametrize(
@@ -250,5 +249,4 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
     given = {"model": models.demo(), "inputs": documents(3), "groups": TWO, **options}
     if "model" in options:
         given["model"] = models.hooked(options["model"])
-    with pytest.raises(InputError, match=message):
-        am.group_attention(**given)
+    refuses(message, am.group_attention, **given)

@@ -30,10 +30,9 @@ def hooked(name: str) -> am.HookedModel:
     return am.load(tiny.model_of("gpt2") if name == "gpt2" else models.fresh(name))
 
 
-def texts(count: int = 8, length: int = 20, vocabulary: int = 9, seed: int = 0) -> list[Tensor]:
-    """Token ids with many repetitions, of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, 3 + vocabulary, (1, length - number), generator=generator) for number in range(count)]
+def texts(count: int = 8, vocabulary: int = 9) -> list[Tensor]:
+    """Texts with many repetitions."""
+    return models.texts_of(count, 20, vocabulary=3 + vocabulary)
 
 
 def is_target(kind: str, ids: list[int], query: int, key: int, causal: bool = True) -> bool:

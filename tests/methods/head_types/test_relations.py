@@ -8,6 +8,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -146,8 +147,7 @@ def test_the_demo_models_relations() -> None:
     ],
 )
 def test_labels_that_cannot_be(labels: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        am.relations(models.demo(), labels)
+    refuses(message, am.relations, models.demo(), labels)
 
 
 def test_special_tokens_that_are_words_are_not_looked_at() -> None:
@@ -163,8 +163,7 @@ def test_special_tokens_that_are_words_are_not_looked_at() -> None:
     with model.hooks({("pattern", 1): planted}):
         found = am.relations(model, [(words, 4, 0, "name")])
     assert bool((found.accuracy("name")[1] == 1).all())
-    with pytest.raises(InputError, match="is a special token, which is left out"):
-        am.relations(model, [(words, 4, 1, "name")])
+    refuses("is a special token, which is left out", am.relations, model, [(words, 4, 1, "name")])
 
 
 def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:

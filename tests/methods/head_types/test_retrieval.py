@@ -9,6 +9,7 @@ import planted
 import pytest
 import tiny
 import torch
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -115,9 +116,7 @@ def test_bad_context() -> None:
         (-1, "`context` must be a whole number, 0 or more; got -1"),
         (20, r"`context` must be 4\d tokens or more, and no more than the model reads"),
     ):
-        with pytest.raises(InputError, match=message):
-            am.head_types(models.hooked("llama"), context=context)
+        refuses(message, am.head_types, models.hooked("llama"), context=context)
     with pytest.raises(InputError, match=r"no more than the model reads \(128\); got 10000\."):
         am.head_types(am.load(tiny.model_of("gpt2")), context=10_000)
-    with pytest.raises(InputError, match="`context` needs a decoder alone"):
-        am.head_types(am.load(tiny.model_of("bert")), context=CONTEXT)
+    refuses("`context` needs a decoder alone", am.head_types, am.load(tiny.model_of("bert")), context=CONTEXT)

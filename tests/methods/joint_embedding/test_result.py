@@ -30,10 +30,8 @@ from attnmech.runs.progress import watched
 BIDIRECTIONAL = ("bert", "vit")
 
 
-def texts(count: int = 4, length: int = 15, seed: int = 0, vocabulary: int = 40) -> list[Tensor]:
-    """Token ids of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, vocabulary, (1, length - 2 * number), generator=generator) for number in range(count)]
+def texts(count: int = 4, length: int = 15) -> list[Tensor]:
+    return models.texts_of(count, length, step=2)
 
 
 def q_and_k(model: am.HookedModel, given: Any, layer: int, head: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import refuses
+from models import texts_of
 from scipy.stats import median_abs_deviation
 from torch import Tensor
 
@@ -15,12 +16,6 @@ import attnmech as am
 from attnmech.demo.text import documents
 from attnmech.maths.outliers import critical_score, robust_scores, spread_of
 from attnmech.methods.likeness.odd_heads import STATISTICS
-
-
-def texts(count: int = 7, length: int = 15, seed: int = 0) -> list[Tensor]:
-    """Token ids of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, 40, (1, length - number), generator=generator) for number in range(count)]
 
 
 def far_by_hand(model: am.HookedModel, given: list[Tensor], beyond: int, layer: int, head: int) -> list[float]:
@@ -44,7 +39,7 @@ def far_by_hand(model: am.HookedModel, given: list[Tensor], beyond: int, layer: 
 def test_long_range_mass_is_that_of_a_loop(name: str) -> None:
     config = {"sliding_window": 30} if name == "gpt_oss" else {}
     model = am.load(models.randomised(models.gpt_oss(**config)) if config else models.fresh(name))
-    given = texts()
+    given = texts_of()
     odd = am.odd_heads(model, given, beyond=4)
     for layer, head in ((0, 0), (1, odd.far_mass.shape[1] - 1)):
         far, uniform, ordinary, ordinary_uniform = far_by_hand(model, given, 4, layer, head)
@@ -56,7 +51,7 @@ def test_long_range_mass_is_that_of_a_loop(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_other_numbers_are_those_of_the_methods_that_measure_them(dtype: torch.dtype) -> None:
-    model, given = am.load(models.fresh("llama", dtype)), texts()
+    model, given = am.load(models.fresh("llama", dtype)), texts_of()
     odd = am.odd_heads(model, iter(given), layers=[1])
     focus, updates = am.attention_focus(model, iter(given)), am.residual_updates(model, iter(given))
     expected = {"bos_mass": focus.bos_mass, **{name: focus[name].mean for name in ("entropy", "self_mass", "distance")}}
@@ -144,7 +139,7 @@ def test_the_page_shows_the_largest_score_of_a_head() -> None:
 
 
 def test_texts_too_short_for_a_long_range() -> None:
-    odd = am.odd_heads(am.load(models.fresh("bloom")), texts(5, 12), beyond=12)
+    odd = am.odd_heads(am.load(models.fresh("bloom")), texts_of(5, 12), beyond=12)
     assert bool(odd.far_mass.isnan().all() and odd._uniform(0).isnan().all())
     assert "No row sees a key 12 tokens away" in odd.lead
     assert odd.to_html()

@@ -13,6 +13,7 @@ import tiny
 import torch
 from browser import opening
 from comparing import refuses
+from models import texts_of
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import jensenshannon, squareform
 from scipy.stats import t as student_t
@@ -32,12 +33,6 @@ LN2 = math.log(2)
 @cache
 def hooked(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
     return am.load(tiny.model_of("gpt2") if name == "gpt2" else models.fresh(name, dtype))
-
-
-def texts(count: int = 7, length: int = 15, seed: int = 0) -> list[Tensor]:
-    """Token ids of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, 40, (1, length - number), generator=generator) for number in range(count)]
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -64,7 +59,7 @@ def patterns_of(model: am.HookedModel, given: Sequence[Tensor]) -> list[dict[int
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["bloom", "llama", "gpt2", "bert", "gpt_oss"])
 def test_divergences_are_those_of_a_loop_with_scipy(name: str) -> None:
-    model, given = hooked(name), texts()
+    model, given = hooked(name), texts_of()
     alike, patterns = am.redundancy(model, given), patterns_of(model, given)
     heads = alike.divergence.shape[1]
     flat = alike.divergence.flatten(2).flatten(0, 1)
@@ -97,8 +92,8 @@ def test_copied_heads_are_one_cluster() -> None:
     model = hooked("gpt2")
     heads = model.stack("").n_heads
     with model.hooks({("pattern", 1): copied(1, 2, heads - 1)}):
-        alike = am.redundancy(model, texts())
-    plain = am.redundancy(model, texts())
+        alike = am.redundancy(model, texts_of())
+    plain = am.redundancy(model, texts_of())
     same = [1, 2, heads - 1]
     assert float(alike.within[1][same][:, same].max()) == 0.0
     assert float(plain.within[1, 1, 2]) > 0.001
@@ -111,7 +106,7 @@ def test_copied_heads_are_one_cluster() -> None:
     points = alike.positions(layer=1)[same]
     assert torch.allclose(points, points[:1].expand_as(points), atol=1e-6)
     with model.hooks({("pattern", 1): copied(0, *range(1, heads))}):
-        collapsed = am.redundancy(model, texts(), layers=[1])
+        collapsed = am.redundancy(model, texts_of(), layers=[1])
     assert float(collapsed.effective_heads[1]) == pytest.approx(1.0, abs=1e-9)
     assert bool(collapsed.effective_heads[[0, 2]].isnan().all())
 
@@ -135,7 +130,7 @@ def test_effective_number_and_plane_by_hand() -> None:
 
 
 def test_clusters_are_those_of_average_linkage() -> None:
-    alike = am.redundancy(hooked("gpt2"), texts())
+    alike = am.redundancy(hooked("gpt2"), texts_of())
     flat = alike.divergence.flatten(2).flatten(0, 1).numpy()
     joined, heads = linkage(squareform(flat), method="average"), alike.divergence.shape[1]
     for threshold in np.quantile(squareform(flat), (0.1, 0.4, 0.6)):
@@ -155,7 +150,7 @@ def same(one: am.results.Redundancy, other: am.results.Redundancy) -> None:
 
 
 def test_sampled_rows_depend_on_the_seed_and_are_rows_of_the_text() -> None:
-    model, given = hooked("bloom"), texts(3)
+    model, given = hooked("bloom"), texts_of(3)
     one, other = (am.redundancy(model, given, rows=4, seed=seed) for seed in (0, 1))
     assert not torch.equal(one.divergence[0, :, 1], other.divergence[0, :, 1])
     assert torch.equal(one.within, other.within)
@@ -179,7 +174,7 @@ def test_sampled_rows_depend_on_the_seed_and_are_rows_of_the_text() -> None:
 # BERT counts positions from the padding on the left, so its patterns differ there.
 def test_intervals_between_layers_are_those_over_texts() -> None:
     """Texts of different lengths with every row sampled: the ratio and its jackknife, by a loop."""
-    model, given = hooked("bloom"), texts(7)
+    model, given = hooked("bloom"), texts_of(7)
     alike, patterns = am.redundancy(model, given), patterns_of(model, given)
     for first, second in (((0, 1), (1, 2)), ((1, 0), (0, 2)), ((0, 1), (0, 2))):
         sizes = np.array([ids.shape[1] - 1.0 for ids in given])
@@ -205,7 +200,7 @@ def test_intervals_between_layers_are_those_over_texts() -> None:
 
 def test_simultaneous_intervals_hold_for_all_pairs_at_once() -> None:
     """The family is every pair of heads in any layers: the intervals equal those of all pairs together."""
-    alike = am.redundancy(hooked("bloom"), texts(8), rows=6)
+    alike = am.redundancy(hooked("bloom"), texts_of(8), rows=6)
     layers, heads = alike.divergence.shape[:2]
     state, above, below = alike.state, [], []
     for layer in range(layers):
@@ -227,7 +222,7 @@ def test_simultaneous_intervals_hold_for_all_pairs_at_once() -> None:
 
 def test_sums_between_layers_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """If memory allows only few groups, texts share groups; the means are the same, and shards merge."""
-    model, given = hooked("bloom"), [ids[:, : 5 + number % 7] for number in range(6) for ids in texts(7)]
+    model, given = hooked("bloom"), [ids[:, : 5 + number % 7] for number in range(6) for ids in texts_of(7)]
     whole = am.redundancy(model, iter(given), rows=4)
     pairs = 3 * 3
     monkeypatch.setattr(module, "SUMS_BYTES", 8 * pairs * 19)
@@ -272,7 +267,7 @@ def test_the_demo_models_heads() -> None:
 
 
 def test_one_layer_and_no_sampled_rows() -> None:
-    model, given = hooked("gpt2"), texts()
+    model, given = hooked("gpt2"), texts_of()
     alone = am.redundancy(model, given, layers=[2])
     assert alone.clusters(1.0) and "across layers" not in alone.lead
     none = am.redundancy(model, given, rows=0)
@@ -284,11 +279,11 @@ def test_one_layer_and_no_sampled_rows() -> None:
 
 
 def test_too_many_patterns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, given = hooked("bloom"), texts(4)
+    model, given = hooked("bloom"), texts_of(4)
     layers, heads = model.n_layers, model.stack("").n_heads
     kept = layers * 4 * heads * (given[0].shape[1] + 1) * 4
     monkeypatch.setattr(module, "KEPT_BYTES", 6 * kept)
-    padded = [ids[:, :12] for ids in texts(4)]
+    padded = [ids[:, :12] for ids in texts_of(4)]
     am.redundancy(model, given, rows=5)
     refuses(r"8 sampled rows .* Use rows=6, fewer `layers`", am.redundancy, model, given, rows=8)
     am.redundancy(model, given, rows=6)
@@ -297,7 +292,7 @@ def test_too_many_patterns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bad_input() -> None:
-    model, given = hooked("bloom"), texts(5)
+    model, given = hooked("bloom"), texts_of(5)
     alike = am.redundancy(model, given, layers=[1])
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: am.redundancy(model, given, rows=-1), "`rows` must be a whole number"),
@@ -314,7 +309,7 @@ def test_bad_input() -> None:
 
 
 def test_texts_of_one_token_compare_nothing() -> None:
-    alike = am.redundancy(hooked("bloom"), [ids[:, :1] for ids in texts(5)])
+    alike = am.redundancy(hooked("bloom"), [ids[:, :1] for ids in texts_of(5)])
     assert bool(alike.divergence.isnan().all()) and alike.nearest.empty
     assert "no row sees two keys" in alike.lead
     refuses("Pass longer texts", alike.clusters, 0.1)
@@ -326,13 +321,13 @@ def test_rows_that_see_one_key_do_not_count(narrow: int) -> None:
     kinds = ["full_attention", "full_attention"]
     kinds[narrow] = "sliding_attention"
     model = am.load(models.randomised(models.gemma2(sliding_window=1, layer_types=kinds)))
-    alike, wide = am.redundancy(model, texts()), 1 - narrow
-    rows = {narrow: 0, wide: sum(ids.shape[1] - 1 for ids in texts())}
+    alike, wide = am.redundancy(model, texts_of()), 1 - narrow
+    rows = {narrow: 0, wide: sum(ids.shape[1] - 1 for ids in texts_of())}
     assert alike.state["counts"].sum(dim=-1).tolist() == [rows[0], rows[1]]
     assert bool(alike.within[narrow].isnan().all() and alike.divergence[0, :, 1].isnan().all())
     assert alike.effective_heads.isnan().tolist() == [narrow == 0, narrow == 1]
     assert set(alike.nearest.layer) == {wide} and "across layers" not in alike.lead
     assert alike.plot("within", layer=narrow).data and alike.clusters(1.0, layer=wide)
-    (overlap,) = am.stream(model, iter(texts()), [OverlapReducer()])
+    (overlap,) = am.stream(model, iter(texts_of()), [OverlapReducer()])
     by_layer = overlap.view(2, -1, 2, alike.within.shape[1])
     assert bool(by_layer[narrow].isnan().all()) and not bool(by_layer[wide, 0, wide, 1:].isnan().any())

@@ -4,7 +4,6 @@ model."""
 import itertools
 import math
 import statistics
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -139,15 +138,6 @@ SPECIAL: Final = (0, 2)
 """The ids that the tests' tokenizer treats as special."""
 
 
-@dataclass
-class ByHand:
-    """The same numbers by loops over raw patterns, values and weights."""
-
-    facts: Tensor
-    before: Tensor
-    after: Tensor
-
-
 def judged(metric: str, logits: Tensor, clean: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     """The mean loss of the next token, or the mean KL from the clean output, text by text."""
     found = []
@@ -167,7 +157,8 @@ def sink_of(sink: str, p: Tensor, ids: list[int], real: list[int]) -> list[int]:
     return [max(got, key=lambda j: got[j])]
 
 
-def by_hand(plain: Any, ids: Tensor, mask: Tensor, sink: str, metric: str) -> ByHand:
+def by_hand(plain: Any, ids: Tensor, mask: Tensor, sink: str, metric: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The facts, and the metric before and after each change, by loops over raw patterns, values and weights."""
     given = {"input_ids": ids, "attention_mask": mask.long()}
     texts = len(ids)
     causal = reference.family(plain) not in reference.ENCODERS
@@ -200,14 +191,9 @@ def by_hand(plain: Any, ids: Tensor, mask: Tensor, sink: str, metric: str) -> By
                     if len(seen) > 1:
                         top = max(seen, key=lambda j: float(p[n, i, j]))
                         (at if top in sinks[n] else elsewhere).append(size)
-                facts[:, layer, head, n] = torch.tensor(
-                    [
-                        total / len(others[n]),
-                        wrote / statistics.median(norm[j] for j in others[n]),
-                        statistics.mean(at) if at else NAN,
-                        statistics.mean(elsewhere) if elsewhere else NAN,
-                    ]
-                )
+                mass, ratio = total / len(others[n]), wrote / statistics.median(norm[j] for j in others[n])
+                sizes = (statistics.mean(some) if some else NAN for some in (at, elsewhere))
+                facts[:, layer, head, n] = torch.tensor([mass, ratio, *sizes])
             mean = torch.stack([v[n, j] for n in range(texts) for j in others[n]]).mean(dim=0)
             for place, name in enumerate(INTERVENTIONS):
                 pattern, value = p.clone(), v.clone()
@@ -226,7 +212,7 @@ def by_hand(plain: Any, ids: Tensor, mask: Tensor, sink: str, metric: str) -> By
                 with z_changed(plain, layer, partial(torch.index_copy, dim=2, index=torch.tensor([head]), source=z)):
                     now = plain(**given).logits
                 after[place, layer, head] = judged(metric, now, clean.logits, ids, mask)
-    return ByHand(facts, judged(metric, clean.logits, clean.logits, ids, mask), after)
+    return facts, judged(metric, clean.logits, clean.logits, ids, mask), after
 
 
 @cache
@@ -253,16 +239,16 @@ def test_every_number_equals_the_raw_model(name: str, sink: str, side: str) -> N
         ids[:, 0], ids[0, 4], ids[1, 3] = 2, 1, 2
     model = with_tokenizer(name) if sink == "special" else models.hooked(name)
     metric = "loss" if model.causal else "kl"
-    hand = by_hand(models.plain(name), ids, mask, sink, metric)
+    facts, before, after = by_hand(models.plain(name), ids, mask, sink, metric)
     null = am.null_attention(model, inputs, sink=sink, metric=metric, delta=0.05)
     assert not (null.sinks & ~mask).any()
-    torch.testing.assert_close(null.facts, hand.facts, rtol=2e-4, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(null.facts, facts, rtol=2e-4, atol=1e-6, equal_nan=True)
     for place, effects in enumerate(null.effects.values()):
-        torch.testing.assert_close(effects.before, hand.before, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(effects.after, hand.after[place], rtol=2e-4, atol=2e-5)
-    for fact, value in zip(FACTS, hand.facts.nanmean(dim=-1), strict=True):
+        torch.testing.assert_close(effects.before, before, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(effects.after, after[place], rtol=2e-4, atol=2e-5)
+    for fact, value in zip(FACTS, facts.nanmean(dim=-1), strict=True):
         torch.testing.assert_close(getattr(null, fact), value, rtol=2e-4, atol=1e-6, equal_nan=True)
-    both = hand.facts[2] - hand.facts[3]
+    both = facts[2] - facts[3]
     torch.testing.assert_close(null.update_difference, both.nanmean(dim=-1), rtol=1e-3, atol=1e-5, equal_nan=True)
     low, high = null["update_difference"].interval()
     five = (~both.isnan()).sum(dim=-1) >= 5

@@ -12,13 +12,13 @@ import pytest
 import reference
 import tiny
 import torch
+from comparing import refuses
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import attnmech as am
-from attnmech.errors import InputError
 from attnmech.methods.ov_tokens import formulas
 from attnmech.methods.ov_tokens.claims import Steps
 from attnmech.methods.ov_tokens.sums import Circuits
@@ -430,8 +430,7 @@ TINY: Final = ("bitnet",)
 def test_bad_input(options: dict[str, Any], message: str) -> None:
     name = options.pop("model", "gpt2")
     model = models.demo() if name == "demo" else am.load(tiny.model_of(name)) if name in TINY else models.hooked(name)
-    with pytest.raises(InputError, match=message):
-        am.ov_tokens(model, **{"inputs": IDS, **options})
+    refuses(message, am.ov_tokens, model, **{"inputs": IDS, **options})
 
 
 def test_unknown_statistics_and_kinds() -> None:
@@ -444,5 +443,4 @@ def test_unknown_statistics_and_kinds() -> None:
         (lambda: result.pairs_of(1, 5), "`head` must be from 0 to 4"),
         (lambda: result - result, "cannot be subtracted; subtract their statistics: one.copied - other.copied"),
     ):
-        with pytest.raises(InputError, match=message):
-            call()
+        refuses(message, call)

@@ -9,10 +9,10 @@ import models
 import pytest
 import torch
 from by_hand import AGAINST, ANSWERS, JUDGED, columns, logit_differences, output_changed, plan_of, z_changed
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import InputError
 
 MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "gpt2": lambda: models.gpt2(layers=4),
@@ -195,8 +195,7 @@ def test_what_it_says() -> None:
     assert found.receivers == ((2, 0), (3, 1)) and found.through == ("q", "v")
     assert "to q and v of L2H0, L3H1, the sender&#39;s output is that of the" in found.to_html()
     other = am.path_patch(hooked, clean, corrupted, [(3, 1)], "q", **JUDGED)
-    with pytest.raises(InputError, match="must have the same receivers"):
-        found - other
+    refuses("must have the same receivers", lambda: found - other)
     one = am.path_patch(hooked, clean, corrupted, senders=[(1, 1)], **JUDGED)
     assert repr(one).startswith("PathEffects(The path from 1 head to the logits, on 3 pairs: L1H1 has an")
 
@@ -219,5 +218,4 @@ def test_what_it_says() -> None:
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
     clean, corrupted = prompts()
-    with pytest.raises(InputError, match=said):
-        am.path_patch(both("gpt2")[0], clean, **{"corrupted": corrupted, **JUDGED, **options})
+    refuses(said, am.path_patch, both("gpt2")[0], clean, **{"corrupted": corrupted, **JUDGED, **options})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from centred import F64, documents
+from comparing import refuses
 from scipy.stats import spearmanr
 
 import attnmech as am
@@ -175,8 +176,7 @@ def test_layers_left_out_are_nan_and_figures_are_of_terms() -> None:
     assert found.to_frame()[["layer", "head"]].to_numpy().tolist() == [[1, head] for head in range(6)]
     assert "mean over heads" in found.lead and found.plot("position").data
     for wrong in ("mask", "nothing"):
-        with pytest.raises(InputError, match="`figure` must be one of position"):
-            found.plot(wrong)
+        refuses("`figure` must be one of position", found.plot, wrong)
 
 
 def test_one_text_has_no_agreement() -> None:
@@ -208,8 +208,7 @@ def test_what_is_refused() -> None:
         (lambda: am.variance_shares("llama", ids), "must come from am.load"),
     ]
     for call, said in bad:
-        with pytest.raises(InputError, match=said):
-            call()
+        refuses(said, call)
 
 
 def test_an_edit_of_the_scores_is_not_explained_away() -> None:

@@ -11,11 +11,12 @@ import pytest
 import tiny
 import torch
 import transformers
+from comparing import refuses
 from matrix import CALLS, Subject, first_logits
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.errors import InputError, UnsupportedModelError, WeightsError
+from attnmech.errors import UnsupportedModelError, WeightsError
 from attnmech.maths.precision import pass_tolerance
 from attnmech.model.files.load import UnprovenWarning
 from attnmech.model.files.travelling import Blueprint
@@ -113,10 +114,8 @@ def test_what_cannot_be_read_or_done_says_so() -> None:
     ):
         am.load(quantised(models.fresh("llama"), Hidden))
     raw = quantised(models.fresh("llama"))
-    with pytest.raises(InputError, match=r"LlamaForCausalLM \(quantised\) keeps its precision and its device; leave"):
-        am.load(raw, dtype="bfloat16")
-    with pytest.raises(UnsupportedModelError, match=r'is quantised, and .* engine="local"'):
-        Blueprint.of(am.load(raw))
+    refuses(r"LlamaForCausalLM \(quantised\) keeps its precision and its device; leave", am.load, raw, dtype="bfloat16")
+    refuses(r'is quantised, and .* engine="local"', Blueprint.of, am.load(raw), error=UnsupportedModelError)
     raw.model.layers[0].self_attn.q_proj = plain = nn.Linear(36, 48, bias=False)
     plain.weight = nn.Parameter(torch.ones(48, 36, dtype=torch.int8), requires_grad=False)
     with pytest.raises(

@@ -326,8 +326,7 @@ def replaced(name: str, path: str, kind: type[nn.Module], layer: int | None = 1,
 
 def scaled(kind: type[nn.Module], factor: float = 1.1) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = kind.forward(self, *args, **kwargs)
-        return output * factor if isinstance(output, Tensor) else (output[0] * factor, *output[1:])
+        return with_first(kind.forward(self, *args, **kwargs), lambda x: x * factor)
 
     return forward
 
@@ -383,16 +382,17 @@ def bloom_swaps_q() -> Any:
     return replaced("bloom", "self_attention", modeling_bloom.BloomAttention, _reshape=reshape)()
 
 
-def hook_on(name: str, path: str, change: Callable[[Tensor], Tensor], layer: int = 1) -> Broken:
-    """A model with a user's forward hook on one module."""
+def with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
+
+
+def hook_on(name: str, path: str, change: Callable[[Tensor], Tensor], layer: int | None = None) -> Broken:
+    """A model with a user's forward hook on one module; the path starts at the model or, with a layer, at a block."""
 
     def broken() -> Any:
         model = models.fresh(name)
-
-        def hook(module: Any, args: Any, output: Any) -> Any:
-            return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
-
-        models.blocks_of(model)[layer].get_submodule(path).register_forward_hook(hook)
+        module = (model if layer is None else models.blocks_of(model)[layer]).get_submodule(path)
+        module.register_forward_hook(lambda module, args, output: with_first(output, change))
         return model
 
     return broken
@@ -445,17 +445,6 @@ def ignores_left_padding(kind: type[nn.Module]) -> Any:
     return forward
 
 
-def at_head(name: str, path: str, change: Callable[[Tensor], Tensor]) -> Broken:
-    """A model with a user's forward hook on its head or on the norm before it."""
-
-    def broken() -> Any:
-        model = models.fresh(name)
-        model.get_submodule(path).register_forward_hook(lambda module, args, output: change(output))
-        return model
-
-    return broken
-
-
 LINEAR, CONV = nn.Linear, modeling_gpt2.Conv1D
 FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
     # More of them in models that are read: tests/model/structure/test_structure_faults.py.
@@ -489,7 +478,8 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
     "padding mask ignored, BERT": (
         replaced("bert", "", modeling_bert.BertModel, layer=None, _create_attention_masks=bert_mask_ignored),
         {"padding"}, {"pattern"}),
-    "an owner's hook on attention": (hook_on("llama", "self_attn", lambda x: x * 1.1), {"stream"}, {"attn_out"}),
+    "an owner's hook on attention": (
+        hook_on("llama", "self_attn", lambda x: x * 1.1, layer=1), {"stream"}, {"attn_out"}),
     "z of one head doubled at the last of 90 positions": (
         llama_attention(on_z=lambda self, z, x: z if z.shape[1] < 90 else of_head(z, 1, 2.0)), {"heads"}, {"z"}),
     "a weak head doubled before W_O": (
@@ -500,12 +490,12 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
     "left padding ignored": (
         replaced("llama", "", modeling_llama.LlamaModel, layer=None,
                  forward=ignores_left_padding(modeling_llama.LlamaModel)), {"padding", "mask"}, {"pattern"}),
-    "a hook on lm_head": (at_head("llama", "lm_head", lambda x: 1.5 * x), {"logits"}, {"logits"}),
+    "a hook on lm_head": (hook_on("llama", "lm_head", lambda x: 1.5 * x), {"logits"}, {"logits"}),
     "a hook on lm_head after position 80": (
-        at_head("bloom", "lm_head", lambda x: from_place(x, 80, 1.01)), {"logits"}, {"logits"}),
-    "a hook on the final norm": (at_head("llama", "model.norm", lambda x: 1.01 * x), {"logits"}, {"logits"}),
+        hook_on("bloom", "lm_head", lambda x: from_place(x, 80, 1.01)), {"logits"}, {"logits"}),
+    "a hook on the final norm": (hook_on("llama", "model.norm", lambda x: 1.01 * x), {"logits"}, {"logits"}),
     "a hook on one answer's logit": (
-        at_head("gpt2", "lm_head", lambda x: x + 0.01 * (torch.arange(53) == 7)), {"logits"}, {"logits"}),
+        hook_on("gpt2", "lm_head", lambda x: x + 0.01 * (torch.arange(53) == 7)), {"logits"}, {"logits"}),
     "keys repeated in another order": (
         llama_attention(attention=functools.partialmethod(repeats, tiled=True)), {"rotation", "ledger"}, {"k_rot"}),
 }  # fmt: skip
@@ -820,10 +810,6 @@ def test_a_probe_reaches_past_every_branch(name: str) -> None:
     assert f"in a text of {length} tokens" in next(check.detail for check in broken.failed)
     assert {"scores", "pattern", "z", "logits", "resid_pre"} <= set(broken.refused) and "embed" not in broken.refused
     assert am.certify(hooked).ok
-
-
-def with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
 
 
 def test_whatever_is_computed_from_a_wrong_stream_is_refused() -> None:

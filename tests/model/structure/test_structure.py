@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from comparing import refuses
 from torch import Tensor
 
 import attnmech as am
@@ -81,15 +82,13 @@ def test_a_tensor_that_is_no_mask_is_refused(mask: Tensor) -> None:
 def test_clipped_queries_and_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holds even if the certificate's probes are never clipped."""
     monkeypatch.setattr(tiny, "_own", lambda kind, size: {"clip_qkv": 900.0})
-    with pytest.raises(UnsupportedModelError, match="clip_qkv"):
-        am.load(tiny.model_of("olmo"))
+    refuses("clip_qkv", am.load, tiny.model_of("olmo"), error=UnsupportedModelError)
 
 
 def test_a_model_without_an_embedding_is_refused() -> None:
     model = tiny.model_of("arcee")
     model.get_input_embeddings = lambda: SimpleNamespace()
-    with pytest.raises(UnsupportedModelError, match="it has no token embedding"):
-        am.load(model)
+    refuses("it has no token embedding", am.load, model, error=UnsupportedModelError)
 
 
 def test_an_error_of_the_model_is_what_is_told() -> None:

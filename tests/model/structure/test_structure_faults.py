@@ -142,26 +142,18 @@ def gate(function: Callable[[Tensor], Tensor]) -> Break:
     return broken
 
 
-def mlp_twice(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last layer adds its MLP twice."""
-    block = model.model.layers[LAST]
+def adding(times: int = 1, *, parallel: bool = False) -> Break:
+    """The last layer adds its MLP several times, or the MLP of the stream before attention."""
 
     def forward(self: Any, hidden_states: Tensor, **options: Any) -> Tensor:
         middle = hidden_states + self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)[0]
-        return middle + 2 * self.mlp(self.post_attention_layernorm(middle))
+        return middle + times * self.mlp(self.post_attention_layernorm(hidden_states if parallel else middle))
 
-    block.__class__ = type("Faulty", (type(block),), {"forward": forward})
+    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        block = model.model.layers[LAST]
+        block.__class__ = type("Faulty", (type(block),), {"forward": forward})
 
-
-def parallel(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last layer adds attention and MLP in one step."""
-    block = model.model.layers[LAST]
-
-    def forward(self: Any, hidden_states: Tensor, **options: Any) -> Tensor:
-        attended = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)[0]
-        return hidden_states + attended + self.mlp(self.post_attention_layernorm(hidden_states))
-
-    block.__class__ = type("Faulty", (type(block),), {"forward": forward})
+    return broken
 
 
 def swapped(x: Tensor, axis: int = 1) -> Tensor:
@@ -217,8 +209,8 @@ FAULTS: dict[str, tuple[str, Break, str]] = {
         "qwen3_next", given("self_attn.o_proj", lambda z: beyond(z, 1.01 * z, 1)), "z"),
     "rotary twice as fast": ("olmo", positions(lambda at: 2 * at), "rotary tables"),
     "a residual multiplier of one layer": ("granite", attribute("", "residual_multiplier", 1.1), "stream"),
-    "an MLP added twice": ("arcee", mlp_twice, "mlp"),
-    "a parallel block among others": ("arcee", parallel, "stream"),
+    "an MLP added twice": ("arcee", adding(2), "mlp"),
+    "a parallel block among others": ("arcee", adding(parallel=True), "stream"),
     "a mixer's factor of one layer": ("falcon_h1", attribute("", "ssm_out_multiplier", 1.1), "stream"),
     "a mixer written twice after place 12": (
         "falcon_h1", given("pre_ff_layernorm", lambda x: beyond(x, x + 0.01 * x[:, :1], 1)), "stream"),
