@@ -14,8 +14,11 @@ from ..results.tensor_file import write_tensors
 KIND: Final = "EngineSums"
 """The kind of file."""
 
-_HEADS: Final = {"sums": 3, "received": 2, "sinks": 1, "sink_rate": 1}
-"""The axis of heads of each tensor; others do not depend on the head."""
+_HEADS: Final = {
+    "sums": 3, "received": 2, "sinks": 1, "sink_rate": 1, "mass": 1, "top": 1, "distance": 1, "top_distance": 1,
+    "row": 1,
+}  # fmt: skip
+"""The axis of heads of each tensor, by the first word of its name; others do not depend on the head."""
 
 
 def to_bytes(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
@@ -35,7 +38,9 @@ def joined_ranks(files: Sequence[bytes]) -> tuple[dict[str, Tensor], dict[str, A
     parts = sorted(map(from_bytes, files), key=lambda part: int(part[1]["rank"]))
     tensors, header = parts[0]
     joined = {
-        name: torch.cat([part[name] for part, _ in parts], dim=_HEADS[name]) if name in _HEADS else value
+        name: value
+        if (axis := _HEADS.get(name.split()[0])) is None
+        else torch.cat([part[name] for part, _ in parts], axis)
         for name, value in tensors.items()
     }
     proofs = [part["options"]["proof"] for _, part in parts]

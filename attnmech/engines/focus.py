@@ -4,17 +4,15 @@ The state is that of `am.attention_focus` on a corpus whose documents are the re
 tokens.
 """
 
-import hashlib
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..maths.float64 import as_float64, float64_device
 from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
-from ..maths.groups import FIRST, by_group, joined
+from ..maths.groups import FIRST, by_group, joined, text_digest
 from ..maths.received import received_by_key, sink_sums
 from ..maths.softmax import Attention
 from ..maths.sums_by_text import by_class, counts_by_text
@@ -110,8 +108,7 @@ class FocusTotals:
         one = {name: value[slot].clone() for name, value in self._by_slot.items()}
         for value in self._by_slot.values():
             value[slot] = 0.0
-        content = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8]
-        digest = torch.tensor([int.from_bytes(content, signed=True)])
+        digest = text_digest(ids)
         text = {
             "sums": one["sums"].permute(1, 2, 0, 3)[..., None],
             "counts": one["counts"].permute(1, 2, 0, 3)[..., None],

@@ -6,6 +6,7 @@ group, since they are no further evidence. The groups depend only on the set of 
 Groups of texts are as independent as texts, so intervals over groups keep their coverage.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -24,6 +25,12 @@ FIRST: Final = "first_text"
 """The entry of a state with the number of each text; a group has the smallest number of its texts."""
 
 State = dict[str, Tensor]
+
+
+def text_digest(ids: Sequence[int]) -> Int[Tensor, " 1"]:
+    """`Batch.digests` of a text of these tokens alone."""
+    content = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8]
+    return torch.tensor([int.from_bytes(content, signed=True)])
 
 
 def by_group(state: State, digests: Int[Tensor, " text"], summed: Sequence[str], most: int | None = None) -> State:

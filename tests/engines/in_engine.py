@@ -21,10 +21,12 @@ from vllm import LLM, SamplingParams  # noqa: E402
 for name in BLOCKED:
     sys.modules.setdefault(name, None)  # type: ignore[arg-type] # what attnmech must not import there
 
-from attnmech.engines.vllm import scaling, watching  # noqa: E402
+from attnmech.engines.vllm import repeated_sequences, scaling, watching  # noqa: E402
 
 LENGTHS = (5, 40, 1, 17, 130, 64, 33)
 NEW = 12
+SPANS = [0, 7, 20, 40], [0, 3, 50, 90, 132], [0, 30]
+"""Starts of spans in three requests; an answer may begin one."""
 
 
 def engine(model: Path, **options: Any) -> LLM:
@@ -88,6 +90,18 @@ def measure(model: Path, out: Path) -> None:
     with scaling(llm, {(1, 2): 0.0, (0, 5): 0.5}):
         written(run(llm, asked), out / "scaled.json")
     assert tokens_of(run(llm, asked)) == tokens_of(plain), "scaling was not undone"
+    with watching(llm) as seen:
+        llm.generate(*repeated_sequences(llm, 8), use_tqdm=False)
+    seen.save(out / "types.safetensors")
+    params = [
+        SamplingParams(
+            max_tokens=4, temperature=0, skip_reading_prefix_cache=True, extra_args={"attnmech_spans": spans}
+        )
+        for spans in SPANS
+    ]
+    with watching(llm) as seen:
+        llm.generate(prompts((40, 130, 64)), params, use_tqdm=False)
+    seen.save(out / "segments.safetensors")
     (out / "wrong.json").write_text(json.dumps(wrong(llm, asked[:2])))
     del llm
     few = {"num_gpu_blocks_override": BLOCKS.get(model.name, 8), "max_num_batched_tokens": 48, "max_num_seqs": 8}

@@ -20,6 +20,7 @@ import pytest
 import torch
 import transformers
 from models import randomised
+from safetensors.torch import load_file
 
 import attnmech as am
 from attnmech.engines import http
@@ -146,6 +147,42 @@ def test_received_attention_and_intervals_are_those_of_a_corpus(measured: Path, 
         torch.testing.assert_close(one, other.to(one), rtol=0, atol=1e-4, equal_nan=True)
     assert focus.sink_share() == expected.sink_share()
     assert focus.collapse == expected.collapse
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_head_types_are_those_of_plain_passes(measured: Path, name: str) -> None:
+    file = measured / name / "types.safetensors"
+    types, tensors = am.engine_statistics(file, "head_types"), load_file(file)
+    expected = am.head_types(hooked(name), iter(tensors[f"ids {number}"][None] for number in range(8)))
+    for one, other in (
+        (types.scores, expected.scores),
+        (types.baselines, expected.baselines),
+        (types.tops, expected.tops),
+    ):
+        for kind in types.tops:
+            torch.testing.assert_close(one[kind], other[kind], rtol=0, atol=1e-4, equal_nan=True)
+    assert torch.equal(types.claimed, expected.claimed)
+    assert types.lead.endswith("(8 repeated sequences of random tokens).")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_segments_are_those_of_plain_passes(measured: Path, name: str) -> None:
+    file = measured / name / "segments.safetensors"
+    segments, tensors, model = am.engine_statistics(file, "segments"), load_file(file), hooked(name)
+    for text in range(3):
+        ids, starts = (tensors[f"{entry} {text}"].tolist() for entry in ("ids", "starts"))
+        spans = list(zip(starts, [*starts[1:], len(ids)], strict=True))
+        expected = am.segment_attention(model, torch.tensor([ids]), spans)
+        for one, other in (
+            (segments.mass(text), expected.mass()),
+            (segments.expected(text), expected.expected()),
+            (segments.receivers(text), expected.receivers()),
+        ):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4, equal_nan=True)
+    with pytest.raises(InputError, match="no request named spans"):
+        am.engine_statistics(measured / name / "plain.safetensors", "segments")
+    with pytest.raises(InputError, match="head types need repeated sequences"):
+        am.engine_statistics(file, "head_types")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import InputError
@@ -53,6 +54,39 @@ def watching(llm: Any, *, last: int = 8) -> Iterator[Seen]:
         seen.tensors, seen.header = joined_ranks(llm.collective_rpc("attnmech_take", args=(idle,)))
     finally:
         llm.collective_rpc("attnmech_stop")
+
+
+def repeated_sequences(llm: Any, count: int = 24, *, seed: int = 0) -> tuple[list[Any], list[Any]]:
+    """Prompts that show the types of heads independently of any text: random tokens, and the same tokens again.
+
+    >>> with watching(llm) as seen:                                              # doctest: +SKIP
+    ...     llm.generate(*repeated_sequences(llm))
+    >>> am.engine_statistics(seen.save("types.safetensors"), "head_types")       # doctest: +SKIP
+
+    Args:
+        llm: vLLM's `LLM`.
+        count: the number of sequences; their parts have 14 to 60 tokens.
+        seed: seed of the random tokens.
+
+    Returns:
+        Prompts and their `SamplingParams`, for `llm.generate`. Each begins with the tokenizer's BOS token, or with one
+        more random token.
+    """
+    from vllm import SamplingParams
+
+    config = llm.llm_engine.model_config
+    tokenizer = None if config.skip_tokenizer_init else llm.get_tokenizer()
+    special = set() if tokenizer is None else set(tokenizer.all_special_ids)
+    ordinary = torch.tensor([token for token in range(config.get_vocab_size()) if token not in special])
+    begin = None if tokenizer is None else tokenizer.bos_token_id
+    generator, prompts, params = torch.Generator().manual_seed(seed), [], []
+    for number in range(count):
+        length = 14 + 46 * number // max(1, count - 1)
+        first, *chosen = ordinary[torch.randperm(len(ordinary), generator=generator)[: length + 1]].tolist()
+        prompts.append({"prompt_token_ids": [first if begin is None else begin, *chosen, *chosen]})
+        spans = {"attnmech_spans": [0, 1, 1 + length]}
+        params.append(SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, extra_args=spans))
+    return prompts, params
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ..file import to_bytes
 from ..focus import FocusTotals
 from ..groups import Group, Kernel, Piece, attention_of, error_of, groups_of
 from ..saved import LIMITS
+from ..spans import SpanTotals
 from .layout import Paged, layout_of
 
 
@@ -177,10 +178,11 @@ class Watch:
             raise InputError(f"this engine cannot be watched: its layers have {sorted(heads)} heads.")
         self._heads = heads.pop()
         self.totals = FocusTotals(len(self._numbers), self._heads, self._device, last=last)
+        self.spans = SpanTotals(len(self._numbers), self._heads, self._device)
         self._last = last
         self._requests: dict[str, Request] = {}
         self._errors = torch.zeros(len(self._numbers), device=self._device)
-        self._failed = ""
+        self._failed = self._refused = ""
         self._seen = self._unseen = self._again = 0
         self._step: _Step | None = None
         self._edits = [f"L{layer}H{head} scaled by {factor:g}" for layer, head, factor in hooks.scaled]
@@ -234,6 +236,7 @@ class Watch:
             names = [step.names[piece.request] for piece in group.pieces]
             slots = group.once("slots", partial(self.totals.slots, names))
             self.totals.add(place, group, attention, kernel.window, special, slots)
+            self.spans.add(place, group, names, attention)
         step.layers.add(number)
 
     def _begun(self, metadata: Any) -> "_Step":
@@ -253,6 +256,7 @@ class Watch:
                 if prompt is None:
                     raise InputError("prompts must be tokens, not embeddings")
                 request = self._requests[name] = Request(prompt, ignored=rows.start > len(prompt))
+                self._begin_spans(name, rows.start)
             if request.ignored:
                 continue
             request.written |= {at: here[start + offset] for offset, at in enumerate(rows) if at >= len(request.prompt)}
@@ -266,6 +270,20 @@ class Watch:
                 self._seen += len(fresh)
                 request.done = fresh.stop
         return _Step(names, starts, lengths, ids, counts, groups_of(pieces, self._heads, self._device))
+
+    def _begin_spans(self, name: str, start: int) -> None:
+        """Reads the spans that a caller has given to a request: `extra_args={"attnmech_spans": [0, 12, 40]}`."""
+        state = self._runner.requests[name]
+        params = state.sampling_params
+        starts = (params.extra_args or {}).get("attnmech_spans") if params else None
+        if starts is None:
+            return
+        try:
+            if start:
+                raise InputError("a request with spans needs all its rows; give it skip_reading_prefix_cache=True.")
+            self.spans.begin(name, starts, len(state.prompt_token_ids) + (params.max_tokens or 0))
+        except (InputError, TypeError) as error:  # the request of a caller must not end what others measure
+            self._refused = str(error)
 
     def _close_step(self, scheduled: Mapping[str, int]) -> None:
         """Checks that all rows that the engine ran have passed through Python."""
@@ -283,6 +301,7 @@ class Watch:
         request = self._requests.pop(name, None)
         if request is not None and request.seen and not self._failed:
             self.totals.end(name, request.ids)
+            self.spans.end(name, request.ids)
 
     # -- what it gives -----------------------------------------------------------------------------------------
 
@@ -309,11 +328,13 @@ class Watch:
         header = {
             "model": self._config.model_config.model,
             "layers": self._numbers,
+            "windows": [self._kernels[number].window for number in self._numbers],
             "n_layers": self._config.model_config.hf_text_config.num_hidden_layers,
             "documents": self.totals.documents,
             "last": self._last,
             "rank": get_tensor_model_parallel_rank(),
             "edits": self._edits,
+            "refused spans": self._refused,
             "options": {
                 "engine": f"vLLM {vllm_version}, {layer.attn_backend.get_name()}, {precision}",
                 "proof": {
@@ -327,7 +348,7 @@ class Watch:
                 "vllm": vllm_version, "torch": torch.__version__, "python": platform.python_version(),
             },
         }  # fmt: skip
-        return to_bytes(self.totals.state(), header)
+        return to_bytes(self.totals.state() | self.spans.state(), header)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Sums of the attention between segments, taken in one pass."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -94,17 +94,13 @@ class SegmentSums(Reducer):
     def close(self, state: State, run: Run) -> State:
         """Returns the cells as means over rows, and sums by distance in segments, by group of texts."""
         begins = run.batch.queries(run.stack.label).begins.tolist()
-        of_texts = [self._closed_text(state, *text, looks_both_ways(run)) for text in enumerate(begins)]
-        by_text = {name: torch.stack([values[name] for values in of_texts], dim=-1) for name in _BY_TEXT}
-        by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
-        by_text["counts"] = by_text["counts"][0, :, None, None]
-        by_text = {name: value.cpu() for name, value in by_text.items()}
-        grouped = by_group(by_text, run.batch.digests, _BY_TEXT)
+        of_texts = [self.closed_text(state, *text, looks_both_ways(run)) for text in enumerate(begins)]
+        grouped = grouped_texts(of_texts, run.batch.digests)
         if run.corpus:
             return grouped
         return grouped | {name: state[name].transpose(1, 2).cpu() for name in _BY_CELL}
 
-    def _closed_text(self, state: State, text: int, begin: int, both_ways: bool) -> dict[str, Tensor]:
+    def closed_text(self, state: State, text: int, begin: int, both_ways: bool) -> dict[str, Tensor]:
         """The sums of one text, by layer; its cells become means over rows, and its totals a fit."""
         segment = state["segment"][text]
         rows = torch.bincount(segment[segment >= 0])
@@ -141,6 +137,14 @@ class SegmentSums(Reducer):
     def merge(self, one: State, other: State) -> State:
         """The sums of both."""
         return joined(one, other, _BY_TEXT)
+
+
+def grouped_texts(of_texts: Sequence[Mapping[str, Tensor]], digests: Int[Tensor, " text"]) -> State:
+    """The state of several texts, each of which `closed_text` returned."""
+    by_text = {name: torch.stack([values[name] for values in of_texts], dim=-1) for name in _BY_TEXT}
+    by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
+    by_text["counts"] = by_text["counts"][0, :, None, None]
+    return by_group({name: value.cpu() for name, value in by_text.items()}, digests, _BY_TEXT)
 
 
 _BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "expected_peaks", "peak_counts")
