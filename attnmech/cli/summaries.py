@@ -165,7 +165,7 @@ def drift_rows(result: "ResidualDrift") -> Rows:
 
 def claim_rows(result: "HeadClaim") -> Rows:
     """What each head of a claim adds to the harm."""
-    from ..runs.effects import unit_of
+    from ..results.sentences import unit_of
 
     return Rows(
         "How much worse each head's removal makes the metric, given that of the others",

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, get_type_hints
 
@@ -32,6 +32,7 @@ from .codec import packed, unpacked
 from .figure_file import SavesFigures
 from .head_page import head_page, is_about_heads
 from .provenance import Provenance
+from .sentences import in_words
 from .tensor_file import check_whole, read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class Result(SavesFigures, ABC):
 
     _SUBTRACT: ClassVar[str]
     """Advice on what to subtract instead, in a class whose differences would be meaningless."""
+    _AXES: ClassVar[Mapping[str, str | Collection[Any]]] = {}
+    """The labels of axes, by the axis: the name of the field or property that holds them, or the labels themselves."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -192,10 +195,9 @@ class Result(SavesFigures, ABC):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of labelled axes, such as the layers; when a file is read, its tensors are checked against
-        them.
-        """
-        return {}
+        """The lengths of labelled axes; when a file is read, its tensors are checked against them."""
+        labels = {axis: getattr(self, of) if isinstance(of, str) else of for axis, of in self._AXES.items()}
+        return {axis: len(of_axis) for axis, of_axis in labels.items()}
 
     def _measured(self) -> "Sequence[Self]":
         """The measured results: this result itself or, for a difference, its two parts."""
@@ -238,7 +240,8 @@ class PagedResult(WritesHtml, Result):
     """The statistics that the class declares, in the order of the axis `statistic`."""
 
     _TITLE: ClassVar[str]
-    """The heading of the page, with `{model}` for the model's name, in a class that does not define `_title`."""
+    """The heading of the page, unless a class defines `_title`: `{model}` and `{metric}` stand for their names, and
+    `{result.NAME}` for a field."""
 
     _is_about_heads: ClassVar[bool] = True
     """Whether `by_head` has rows of heads, not of pairs or steps."""
@@ -255,7 +258,8 @@ class PagedResult(WritesHtml, Result):
     @property
     def _title(self) -> str:
         """The heading of the page."""
-        return self._TITLE.format(model=self.provenance.short_name)
+        metric = in_words(getattr(self, "metric", ""))
+        return self._TITLE.format(model=self.provenance.short_name, metric=metric, result=self)
 
     @abstractmethod
     def _sections(self) -> "Sequence[Section]":

@@ -12,6 +12,26 @@ from ..maths.intervals import LEAST_TEXTS, TextMeans
 PALE: Final = "; pale where its effect is not clear among all shown"
 """The end of a sentence that explains how a map shows effects that are not clear."""
 
+_METRICS: Final = {
+    "loss": ("loss", "nats of loss"),
+    "kl": ("KL divergence from the clean output", "nats of KL"),
+    "logit_difference": ("logit difference", "logit difference"),
+    "log_probability": ("log probability of the answer", "nats of log-probability"),
+    "cross_entropy": ("cross-entropy", "nats of cross-entropy"),
+    "mse": ("squared error", "squared error"),
+}
+"""The words for each metric and for its unit."""
+
+
+def in_words(metric: str) -> str:
+    """A metric as titles and sentences call it; a user's own function keeps its name."""
+    return _METRICS.get(metric, (metric, ""))[0]
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric, in words."""
+    return _METRICS.get(metric, ("", metric))[1]
+
 
 def most_first(means: TextMeans) -> list[tuple[int, ...]]:
     """The places that were measured, sorted: clear effects first, then by size."""

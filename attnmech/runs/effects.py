@@ -22,18 +22,9 @@ from ..model.run.hooked import HookedModel
 from ..results.by_layer import by_layer, subtracted
 from ..results.provenance import Provenance
 from ..results.quantity import Places
-from ..results.sentences import PALE
+from ..results.sentences import PALE, unit_of
 from ..results.table import TextResult
-from .metrics import in_words
 from .sweep import Swept
-
-
-def unit_of(metric: str) -> str:
-    """The unit of a metric, in words."""
-    known = {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}
-    known |= {"log_probability": "nats of log-probability", "cross_entropy": "nats of cross-entropy"}
-    return known.get(metric, in_words(metric))
-
 
 _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "replaced by their values in another text"}
 
@@ -150,6 +141,8 @@ class Effects(OneEffect):
     difference, `before`, `after` and `effect` are differences too.
     """
 
+    _TITLE = "Effect of {result.method} on {metric}, {result._PLACE} by {result._PLACE}"
+    _AXES: ClassVar = {"layer": "_layer_of_row", "text": "tokens"}
     _PLACE: ClassVar[str]
     """The unit of the second axis: heads, kv heads or positions."""
     effect = replace(OneEffect.effect, axes="layer place")
@@ -166,11 +159,6 @@ class Effects(OneEffect):
     """
     swept: Float[Tensor, "layer place"]
     """1 at the places that the sweep was meant to change, else 0."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that layers and texts label."""
-        return {"layer": len(self._layer_of_row), "text": len(self.tokens)}
 
     def _check(self) -> None:
         super()._check()
@@ -202,10 +190,6 @@ class Effects(OneEffect):
 
     def _map(self, name: str, layer: int | None = None, head: int | None = None, **look: Any) -> "go.Figure":
         return super()._map(name, layer, head, columns=self._PLACE, **look)
-
-    @property
-    def _title(self) -> str:
-        return f"Effect of {self.method} on {in_words(self.metric)}, {self._PLACE} by {self._PLACE}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = f"Each cell is one {self._PLACE}, changed alone{PALE}."

@@ -32,11 +32,6 @@ METRICS: Final = {
 }
 """The metrics that have a name, with their definitions."""
 
-_IN_WORDS: Final = {
-    "kl": "KL divergence from the clean output", "logit_difference": "logit difference", "mse": "squared error",
-    "log_probability": "log probability of the answer", "cross_entropy": "cross-entropy",
-}  # fmt: skip
-
 HIGHER_IS_BETTER: Final = {
     "loss": False,
     "kl": False,
@@ -60,11 +55,6 @@ SAME_METRIC: Final = 1e-5
 
 IGNORED: Final = -100
 """The class in `answers` that marks ignored positions, as in transformers."""
-
-
-def in_words(metric: str) -> str:
-    """A metric as titles and sentences call it; a user's own function keeps its name."""
-    return _IN_WORDS.get(metric, metric)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from .reducer import Source, State
 class Summed(OfLayers):
     """A result whose numbers follow from the state of a reducer."""
 
+    _AXES: ClassVar = {"layer": "layers"}
     _STATE: ClassVar[Mapping[str, Any]]
     """The types of the entries of `state`."""
 
@@ -62,11 +63,6 @@ class Summed(OfLayers):
     @abstractmethod
     def _merge(self, one: State, other: State) -> State:
         """The joint state of two shards, as the reducer's `merge` makes it."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of those axes of `state` that other fields determine."""
-        return {"layer": len(self.layers)}
 
     @property
     def _required(self) -> Sequence[str]:

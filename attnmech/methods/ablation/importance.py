@@ -7,7 +7,7 @@ the result compares the two.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -35,7 +35,7 @@ from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.effects import Changes, HeadEffects
 from ...runs.gradients import differentiated, tokens_at_once
 from ...runs.judged import JudgedTexts
-from ...runs.metrics import Metric, MetricLike, in_words
+from ...runs.metrics import Metric, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.progress import steps
 from ...runs.sweep import batches_of, prompts_of, tokens_of
@@ -63,7 +63,9 @@ class HeadImportance(Changes):
     magnitudes, so nearly all of them are clear.
     """
 
+    _TITLE = "Importance of heads for {metric}, to first order"
     _MAIN = "score"
+    _AXES: ClassVar = {"text": "tokens"}
     score = Statistic(
         meaning="The mean score over texts.", tested=True, bounds=(-math.inf, math.inf), axes="layer head"
     )
@@ -77,11 +79,6 @@ class HeadImportance(Changes):
     """The effects measured by `sweep`, NaN for heads that it left out; None without a sweep."""
     exact_method: str | None
     """The method of that sweep."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The length of the axis labelled by texts."""
-        return {"text": len(self.tokens)}
 
     def _check(self) -> None:
         super()._check()
@@ -130,10 +127,6 @@ class HeadImportance(Changes):
 
     def _label_of(self, name: str) -> str:
         return METHODS[self.method]
-
-    @property
-    def _title(self) -> str:
-        return f"Importance of heads for {in_words(self.metric)}, to first order"
 
     def _sections(self) -> "Sequence[Section]":
         reading = "Each cell is one head. The estimate is first-order: it is exact only if the metric is linear in z."

@@ -1,10 +1,10 @@
 """Tests whether two heads interact: ablates them together and each alone (docs/formulas.md#ablation)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
@@ -25,7 +25,7 @@ from ...results.table import require_no_head
 from ...runs.ablations import Ablations, reread
 from ...runs.effects import Changes
 from ...runs.journal import owning_journal
-from ...runs.metrics import MetricLike, in_words
+from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 
@@ -46,7 +46,9 @@ class PairEffects(Changes):
     texts; `interval`, `clear` and the like refer to the interactions.
     """
 
+    _TITLE = "Effect of {result.method} ablation on {metric}, pairs of heads"
     _MAIN = "interaction"
+    _AXES: ClassVar = {"pair": "pairs", "text": "tokens"}
     both = _change("The mean effect of ablating both heads.")
     one = _change("The mean effect of ablating the first head alone.")
     other = _change("The mean effect of ablating the second head alone.")
@@ -61,11 +63,6 @@ class PairEffects(Changes):
     """The metric with only the first head of the pair ablated."""
     after_other: Float[Tensor, "pair text"]
     """The metric with only the second head of the pair ablated."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by pairs and texts."""
-        return {"pair": len(self.pairs), "text": len(self.tokens)}
 
     def _by_text(self, name: str) -> TextMeans:
         both, one, other = (after - self.before for after in (self.after_both, self.after_one, self.after_other))
@@ -96,10 +93,6 @@ class PairEffects(Changes):
             low, high = means.interval()
             values.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
         return interval_rows(list(map(_both_named, self.pairs)), values, label=self._label_of(self._MAIN))
-
-    @property
-    def _title(self) -> str:
-        return f"Effect of {self.method} ablation on {in_words(self.metric)}, pairs of heads"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import pandas as pd
@@ -30,12 +30,11 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.quantity import Places
-from ...results.sentences import interval_of, no_interval
+from ...results.sentences import interval_of, no_interval, unit_of
 from ...results.table import Table, require_no_head
 from ...runs.ablations import Ablations, checked_seed, reread
-from ...runs.effects import unit_of
 from ...runs.journal import Entry, Journal, leave, owning_journal
-from ...runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike, in_words
+from ...runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike
 from ...runs.options import SweepOptions
 from ...runs.progress import steps as bar_of
 from ...runs.sweep import Sweeps, Swept, identity_of_sweep
@@ -49,9 +48,11 @@ class PruningCurve(Table):
     baseline `random` ablates the same number of heads in random order. Intervals are over texts.
     """
 
+    _TITLE = "Pruning heads: {result.method} ablation and {metric}"
     _SUBTRACT = "two curves ablate heads in different orders, so subtract the results of am.ablate_heads"
 
     _MAIN = "effect"
+    _AXES: ClassVar = {"step": "order", "draw": "random_orders", "text": "tokens"}
     effect = Statistic(
         meaning="The change of the mean metric after each step.", tested=True, bounds=(-math.inf, math.inf), axes="step"
     )
@@ -73,11 +74,6 @@ class PruningCurve(Table):
     """The metric with the first 1, 2, ... heads of each random order ablated; NaN where not measured."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by steps, random orders and texts."""
-        return {"step": len(self.order), "draw": len(self.random_orders), "text": len(self.tokens)}
 
     def _by_text(self, name: str) -> TextMeans:
         return TextMeans.of_values(self.after - self.before)
@@ -140,10 +136,6 @@ class PruningCurve(Table):
         figure.update_xaxes(title="heads removed")
         figure.update_yaxes(title=unit_of(self.metric))
         return figure
-
-    @property
-    def _title(self) -> str:
-        return f"Pruning heads: {self.method} ablation and {in_words(self.metric)}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
@@ -17,7 +17,6 @@ from ...interventions.edits import KeyEdit
 from ...results.quantity import Places
 from ...results.table import require_no_head
 from ...runs.effects import OneEffect
-from ...runs.metrics import in_words
 from ...runs.sweep import Swept
 
 _LONGEST_NAME: Final = 44
@@ -33,6 +32,8 @@ class SweepEffects(OneEffect):
     `rows_without_keys` are differences too.
     """
 
+    _TITLE = "Effect of interventions on {metric}"
+    _AXES: ClassVar = {"intervention": "names", "text": "tokens"}
     effect = replace(OneEffect.effect, axes="intervention")
 
     names: tuple[str, ...]
@@ -47,11 +48,6 @@ class SweepEffects(OneEffect):
 
     Only removed keys and cuts leave rows without a key.
     """
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by names and texts."""
-        return {"intervention": len(self.names), "text": len(self.tokens)}
 
     def _check(self) -> None:
         super()._check()
@@ -73,10 +69,6 @@ class SweepEffects(OneEffect):
         low, high = effect.interval()
         values = [(effect.statistic.name, effect.mean.numpy(), low.numpy(), high.numpy())]
         return interval_rows(list(map(_label, self.names)), values, label=self._label_of(effect.statistic.name))
-
-    @property
-    def _title(self) -> str:
-        return f"Effect of interventions on {in_words(self.metric)}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = "Each row is one intervention, or several applied together. The line through a mark is its interval."

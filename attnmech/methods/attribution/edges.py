@@ -16,7 +16,6 @@ from ...maths.intervals import TextMeans
 from ...results.circuit import Circuit
 from ...results.graph import Graph, head_of
 from ...results.table import require_no_head
-from ...runs.metrics import in_words
 from .estimates import Estimates
 from .figures import edge_graph
 
@@ -36,6 +35,7 @@ class EdgeAttribution(Estimates):
     from a head add up to the estimate for the head (`Attribution`).
     """
 
+    _TITLE = "Attribution of {metric} to edges"
     graph: Graph
 
     @property
@@ -124,10 +124,6 @@ class EdgeAttribution(Estimates):
         note = f"The {LISTED} edges with the largest estimates, of {len(self.edges)}; `to_frame()` has all."
         rows.attrs["intervals"] = f"{note} {rows.attrs['intervals']}"
         return rows
-
-    @property
-    def _title(self) -> str:
-        return f"Attribution of {in_words(self.metric)} to edges"
 
     def _sections(self) -> "Sequence[Section]":
         solid = "none was measured"

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -25,9 +25,9 @@ from ...maths.statistic import Statistic
 from ...results.by_layer import subtracted
 from ...results.circuit import Circuit
 from ...results.quantity import Places
-from ...results.sentences import no_interval
+from ...results.sentences import no_interval, unit_of
 from ...results.table import require_no_head, require_one_figure
-from ...runs.effects import Changes, unit_of
+from ...runs.effects import Changes
 from .figures import confirmed
 from .formulas import METHODS, count_interval
 
@@ -154,6 +154,7 @@ class Estimates(Changes):
 
     _MAIN = "effect"
     _SAMPLE = "pair"
+    _AXES: ClassVar = {"pair": "tokens"}
     effect = Statistic(
         meaning="The mean estimate over pairs.", tested=True, bounds=(-math.inf, math.inf), axes="*place"
     )
@@ -169,11 +170,6 @@ class Estimates(Changes):
     """The exact effects of what `confirm` measured, NaN for the others; None without `confirm`."""
     controls: Float[Tensor, "*place"] | None
     """1 for what was measured as a control, else 0; None without `confirm`."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The length of the axis labelled by pairs."""
-        return {"pair": len(self.tokens)}
 
     def _check(self) -> None:
         super()._check()

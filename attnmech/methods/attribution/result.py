@@ -28,11 +28,11 @@ from ...model.stack.points import MAX_BYTES
 from ...results.by_layer import by_layer, shared_layers
 from ...results.circuit import Circuit
 from ...results.graph import Graph
-from ...results.sentences import PALE, for_map
+from ...results.sentences import PALE, for_map, in_words
 from ...results.table import framed
 from ...runs.ablations import checked_seed
 from ...runs.edge_passes import patched_edges
-from ...runs.metrics import MetricLike, in_words
+from ...runs.metrics import MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.residual_graph import OF_SENDERS, graph_of, require_one_sum
 from ...runs.sweep import run_sweep, tokens_of

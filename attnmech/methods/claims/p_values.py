@@ -7,10 +7,10 @@ strong) / m is exact, whatever measures strength. Strength is studentised over g
 size of their effect on other texts, raw effects that are pure noise rank first too often.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import ClassVar, Final
 
 import pandas as pd
 import torch
@@ -115,6 +115,7 @@ class SetTest(PagedResult):
     """The measurements of a set of heads and of all sets of its shape."""
 
     _SUBTRACT = "subtract what you compare: one.harm - other.harm"
+    _AXES: ClassVar = {"case": "case_groups", "member": "heads"}
 
     task: str
     metric: str
@@ -151,11 +152,6 @@ class SetTest(PagedResult):
     provenance: Provenance
     general: Float[Tensor, "set text"] | None = None
     """The change of the loss on other texts when each set is removed, in nats."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by cases and heads."""
-        return {"case": len(self.case_groups), "member": len(self.heads)}
 
     def _check(self) -> None:
         super()._check()

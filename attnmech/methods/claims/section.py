@@ -7,8 +7,7 @@ import torch
 
 from ...draw.text import with_minus_signs
 from ...maths.intervals import TextMeans
-from ...results.sentences import interval_of
-from ...runs.metrics import in_words
+from ...results.sentences import in_words, interval_of
 from .p_values import ALPHA, SetTest, named
 from .set_effects import OtherTask
 from .shapes import FEWEST

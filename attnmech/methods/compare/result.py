@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -179,6 +179,7 @@ class Comparison(PagedResult):
     """
 
     _SUBTRACT = "compare the two results of interest"
+    _AXES: ClassVar = {"layer": "layers", "statistic": "statistics"}
 
     method: str
     a: str
@@ -208,11 +209,6 @@ class Comparison(PagedResult):
     position.
     """
     provenance: Provenance
-
-    @property
-    def _axis_lengths(self) -> "dict[str, int]":
-        """The lengths of the axes labelled by layers and statistics."""
-        return {"layer": len(self.layers), "statistic": len(self.statistics)}
 
     @property
     def moved(self) -> tuple[tuple[int, int, int], ...]:

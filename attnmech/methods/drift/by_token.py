@@ -26,6 +26,7 @@ class DriftMeans(DriftStatistics, SummedTable):
     """The means of drift, computed from sums over texts."""
 
     _MAIN = "cosine"
+    _AXES: ClassVar = {"statistic": STATISTICS, "type": WORD_TYPES, "layer": "layers"}
     anisotropy = Statistic(
         meaning="Mean cosine of two ordinary tokens of the same text and layer: (‖Σ ŷ‖² − n) / (n (n − 1)), over all "
         "pairs (Ethayarajh 2019, with all pairs instead of random ones).",
@@ -50,11 +51,6 @@ class DriftMeans(DriftStatistics, SummedTable):
     types: tuple[str, ...] = field(default=ORDINARY, kw_only=True)
     """The types of token over which means are taken; by default ordinary tokens, which are all but the first token of a
     text and special tokens."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that other fields determine."""
-        return {"statistic": len(STATISTICS), "type": len(WORD_TYPES), "layer": len(self.layers)}
 
     @property
     def anisotropy_across(self) -> Float[Tensor, " layer"]:

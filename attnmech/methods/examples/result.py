@@ -169,6 +169,7 @@ class HeadExamples(Summed):
 
     _TITLE = "Example rows of heads in {model}"
     _SUBTRACT = "read the examples of both"
+    _AXES: ClassVar = {"layer": "layers", "key": range(HIGHEST), "window": WINDOW}
 
     _STATE: ClassVar[Mapping[str, Any]] = {
         "rows": Int[Tensor, "layer head"],
@@ -205,11 +206,6 @@ class HeadExamples(Summed):
             raise InputError(f"`by` must be {known}, or a function of an am.reducers.RowBlock; got {shown(by)}.")
         k, seed = whole_number("k", k, least=1, most=MOST), checked_seed(seed)
         return ExampleReducer(by, k, seed, POINTS.get(by, ()) if isinstance(by, str) else ())
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that do not depend on the data."""
-        return {**super()._axis_lengths, "key": HIGHEST, "window": len(WINDOW)}
 
     def _check(self) -> None:
         super()._check()

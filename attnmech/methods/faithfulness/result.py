@@ -35,12 +35,12 @@ from ...results.circuit import Circuit
 from ...results.graph import Graph
 from ...results.provenance import Provenance
 from ...results.quantity import Places
-from ...results.sentences import interval_of, no_interval
+from ...results.sentences import in_words, interval_of, no_interval
 from ...results.table import Table, require_no_head
 from ...runs.ablations import reread
 from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.edge_passes import patched_edges
-from ...runs.metrics import SAME_METRIC, Metric, MetricLike, in_words
+from ...runs.metrics import SAME_METRIC, Metric, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.residual_graph import OF_SENDERS, graph_of
@@ -67,6 +67,7 @@ class Faithfulness(Table):
     _is_about_heads: ClassVar[bool] = False
     _MAIN = "faithfulness"
     _SAMPLE = "pair"
+    _AXES: ClassVar = {"pair": "tokens", "circuit": "sizes"}
     faithfulness = Statistic(
         meaning="The share of the metric that each circuit keeps.", bounds=(-math.inf, math.inf), axes="circuit"
     )
@@ -94,11 +95,6 @@ class Faithfulness(Table):
     tokens: tuple[tuple[str, ...], ...]
     """The tokens of the clean prompts."""
     provenance: Provenance
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the labelled axes."""
-        return {"pair": len(self.tokens), "circuit": len(self.sizes)}
 
     @property
     def shares(self) -> tuple[float, ...]:

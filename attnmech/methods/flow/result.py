@@ -42,12 +42,13 @@ from ...model.stack.carried import output_weights
 from ...results.by_layer import table_of
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
+from ...results.sentences import in_words
 from ...results.table import require_one_figure
 from ...runs.answers import Answers
 from ...runs.corpus import CorpusBatch
 from ...runs.gradients import differentiated
 from ...runs.judged import JudgedTexts
-from ...runs.metrics import Metric, MetricLike, in_words
+from ...runs.metrics import Metric, MetricLike
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.stream import stream
 
@@ -311,6 +312,7 @@ class AttentionFlow(PagedResult):
     """
 
     _SUBTRACT: ClassVar[str] = "subtract what you compare: one.maps - other.maps"
+    _AXES: ClassVar = {"layer": "layers", "query": "tokens", "key": "tokens"}
 
     method: str
     """"rollout", "norm", "norm_residual" or "gradient"."""
@@ -326,11 +328,6 @@ class AttentionFlow(PagedResult):
     provenance: Provenance
     metric: str | None = None
     """For "gradient", the differentiated metric."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The number of layers and tokens."""
-        return {"layer": len(self.layers), "query": len(self.tokens), "key": len(self.tokens)}
 
     @property
     def shares(self) -> Float[Tensor, "layer head query key"]:

@@ -41,6 +41,7 @@ class FunctionHeads(HeadEffects):
     `before` is ln p of the answer after shuffled examples, `clean` after right ones, in nats.
     """
 
+    _TITLE = "Heads that carry the task of the examples"
     _SAMPLE = "answer"
 
     clean: Float[Tensor, " text"]
@@ -96,10 +97,6 @@ class FunctionHeads(HeadEffects):
         are = "pair is a copy of another" if copies == 1 else "pairs are copies of others"
         merged = f" {copies:,} {are} and counted once." if copies else ""
         return f"{interval_note(answers, sample=self._SAMPLE)}{same}{merged}"
-
-    @property
-    def _title(self) -> str:
-        return "Heads that carry the task of the examples"
 
     @property
     def _about(self) -> str:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -229,6 +229,7 @@ class Relations(AgainstBaseline):
     _TITLE = "Relations found by the heads of {model}"
     _SUBTRACT = 'subtract what you compare: one.accuracy("bracket") - other.accuracy("bracket")'
     _MEASURE = "accuracy"
+    _AXES: ClassVar = {"relation": "names", "measured": "layers"}
 
     names: tuple[str, ...]
     """The relations, in the order of the axis `relation`."""
@@ -244,11 +245,6 @@ class Relations(AgainstBaseline):
     by_offset: Float[Tensor, "relation text"]
     """The number of pairs in each text whose labelled key is at the best fixed offset."""
     provenance: Provenance
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by relations and layers."""
-        return {"relation": len(self.names), "measured": len(self.layers)}
 
     def accuracy(self, relation: str) -> Float[Tensor, "layer head"]:
         """The share of pairs in which the labelled key has the highest attention."""

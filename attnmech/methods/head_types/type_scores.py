@@ -47,7 +47,10 @@ class TypeScores(AgainstBaseline, OverGroups):
     """
 
     _MEASURE = "score"
-
+    _AXES: ClassVar = {
+        "layer": "layers", "type": TYPES, "positional": POSITIONAL, "content": CONTENT,
+        "place": (*AROUND_KEY, *AROUND_QUERY),
+    }  # fmt: skip
     _STATE: ClassVar[Mapping[str, Any]] = {
         "mass": Float[Tensor, "type layer head group"],
         "top": Float[Tensor, "type layer head group"],
@@ -78,12 +81,6 @@ class TypeScores(AgainstBaseline, OverGroups):
         "modulus": Int[Tensor, " 1"],
     }
     """The types of the entries of `state`."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that do not depend on the data."""
-        types = {"type": len(TYPES), "positional": len(POSITIONAL), "content": len(CONTENT)}
-        return {**super()._axis_lengths, **types, "place": len(AROUND_KEY) + len(AROUND_QUERY)}
 
     @cached_property
     def scores(self) -> ByType:

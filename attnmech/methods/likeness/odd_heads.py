@@ -225,6 +225,13 @@ class OddHeads(OddHeadStatistics, SummedTable):
 
     _TITLE = "Odd heads of {model}"
     _SUBTRACT = "subtract what you compare: one.far_mass - other.far_mass"
+    _AXES: ClassVar = {
+        "layer": "layers",
+        "far": FAR,
+        "class": ROW_CLASSES,
+        "of_focus": OF_FOCUS,
+        "of_updates": OF_UPDATES,
+    }
 
     _STATE: ClassVar[Mapping[str, Any]] = {
         "far_mass": Float[Tensor, "far layer head group"],
@@ -243,12 +250,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
 
     beyond: int
     """The smallest distance of a far key, in tokens."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that other fields define."""
-        known = {"far": len(FAR), "class": len(ROW_CLASSES), "of_focus": len(OF_FOCUS), "of_updates": len(OF_UPDATES)}
-        return {**super()._axis_lengths, **known}
 
     def _merge(self, one: State, other: State) -> State:
         return OddHeadsReducer(self.beyond).merge(one, other)

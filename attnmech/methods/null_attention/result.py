@@ -29,10 +29,10 @@ from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, subtracted
 from ...results.provenance import Provenance
 from ...results.quantity import Places
-from ...results.sentences import no_interval
+from ...results.sentences import no_interval, unit_of
 from ...results.table import TextResult, framed
 from ...runs.ablations import reread
-from ...runs.effects import HeadEffects, effects_of, unit_of
+from ...runs.effects import HeadEffects, effects_of
 from ...runs.engine import Change
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike

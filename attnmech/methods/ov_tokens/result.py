@@ -6,7 +6,7 @@ Formulas: docs/formulas.md#ov-circuits-on-tokens.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -211,6 +211,7 @@ class OVTokens(TokenStatistics, OfLayers):
     _TITLE = "What heads of {model} write for the tokens that they read"
     _SUBTRACT = "subtract their statistics: one.copied - other.copied"
     FIGURES = tuple(STATISTICS)
+    _AXES: ClassVar = {"measured": "layers"}
 
     layers: tuple[int, ...]
     """The layers measured."""
@@ -267,11 +268,6 @@ class OVTokens(TokenStatistics, OfLayers):
         Circuits.of(model, chosen)
         plan = chosen.architecture
         return OVReducer(plan.attn_out not in ("", plan.out), _checked(model, tokens), k, measured)
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The number of layers measured."""
-        return {"measured": len(self.layers)}
 
     def _check(self) -> None:
         super()._check()

@@ -24,10 +24,11 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.points import require_heads
 from ...results.by_layer import subtracted
+from ...results.sentences import in_words
 from ...runs.ablations import reread
 from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ...runs.journal import owning_journal
-from ...runs.metrics import SAME_METRIC, MetricLike, in_words
+from ...runs.metrics import SAME_METRIC, MetricLike
 from ...runs.options import SweepOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import Swept, run_sweep

@@ -19,7 +19,7 @@ from ...runs.ablations import reread
 from ...runs.effects import HeadEffects, head_fields
 from ...runs.engine import Receivers
 from ...runs.journal import owning_journal
-from ...runs.metrics import MetricLike, in_words
+from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import LATER, run_sweep
@@ -36,16 +36,13 @@ class PathEffects(HeadEffects):
     pairs of prompts. NaN where a sender has no path to a receiver.
     """
 
+    _TITLE = "Effect of paths to {result._where} on {metric}, sender by sender"
     _SAMPLE = "pair"
 
     receivers: tuple[Head, ...]
     """The heads at which paths end; empty for the logits."""
     through: tuple[str, ...]
     """The inputs through which paths enter the receivers: q, k or v."""
-
-    @property
-    def _title(self) -> str:
-        return f"Effect of paths to {self._where} on {in_words(self.metric)}, sender by sender"
 
     @property
     def _where(self) -> str:

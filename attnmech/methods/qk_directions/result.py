@@ -5,7 +5,7 @@ Formulas: docs/formulas.md#query-key-directions.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Unpack
+from typing import ClassVar, Final, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -185,6 +185,7 @@ class QKDirections(OfLayers):
 
     _TITLE = "Query-key directions of the heads of {model}"
     _SUBTRACT = "the directions of two models differ; compare their shares of query_key: am.variance_shares"
+    _AXES: ClassVar = {"measured": "layers", "side": SIDES, "end": ENDS}
 
     layers: tuple[int, ...]
     n_layers: int
@@ -214,11 +215,6 @@ class QKDirections(OfLayers):
     texts: Mapping[int, str]
     """The texts of the tokens, by id."""
     provenance: Provenance
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The number of layers measured."""
-        return {"measured": len(self.layers), "side": len(SIDES), "end": len(ENDS)}
 
     def _check(self) -> None:
         super()._check()

@@ -1,8 +1,7 @@
 """Composition of weights: how strongly later heads read what earlier heads write (docs/formulas.md#composition)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -163,6 +162,7 @@ class Composition(PagedResult):
     _TITLE = "Composition of the heads of {model}"
     _SUBTRACT = "subtract the scores: one.v - other.v"
     FIGURES = KINDS
+    _AXES: ClassVar = {"layer": "q", "later_layer": "q"}
 
     q: Float[Tensor, "layer head later_layer later_head"]
     k: Float[Tensor, "layer head later_layer later_head"]
@@ -171,11 +171,6 @@ class Composition(PagedResult):
     baseline: float
     """1 / √d_model: the root mean square for unrelated directions."""
     provenance: Provenance
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The number of layers."""
-        return {"layer": len(self.q), "later_layer": len(self.q)}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per kind and pair of heads, the highest score first: kind, layer, head, later_layer, later_head,

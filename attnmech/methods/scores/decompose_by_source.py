@@ -6,7 +6,7 @@ The equations are those of docs/formulas.md#writers-of-a-score; they split the `
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -251,6 +251,7 @@ class SourceDecomposition(Result):
     """
 
     _SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
+    _AXES: ClassVar = {"batch": "tokens"}
 
     parts: tuple[SourceParts, ...]
     """The contributions from which the matrices are computed, layer by layer."""
@@ -258,11 +259,6 @@ class SourceDecomposition(Result):
     """Largest |Σ pairs − query_key| over the cells, in units of the score; NaN for heads that were not decomposed."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The number of texts."""
-        return {"batch": len(self.tokens)}
 
     def _check(self) -> None:
         super()._check()

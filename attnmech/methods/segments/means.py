@@ -56,6 +56,7 @@ class SegmentMeans(SegmentStatistics, SummedTable):
     """The means of attention between segments, computed from sums over texts."""
 
     _MAIN = "earlier_excess"
+    _AXES: ClassVar = {"layer": "layers", "lag": "lags"}
 
     _STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "lag layer head group"],
@@ -77,11 +78,6 @@ class SegmentMeans(SegmentStatistics, SummedTable):
     """The smallest distance, in segments, at which a later segment counts for kurtosis."""
     both_ways: bool
     """Whether tokens can attend to later ones."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that other fields define."""
-        return {"layer": len(self.layers), "lag": len(self.lags)}
 
     @property
     def lags(self) -> tuple[int, ...]:

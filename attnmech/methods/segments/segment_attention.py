@@ -136,6 +136,7 @@ class SegmentAttention(SegmentMeans):
     Masses are shares of a row's attention, from 0 to 1; kurtosis is without unit.
     """
 
+    _TITLE = "Attention between {result._things} of {model}"
     _SUBTRACT = "subtract what you compare: one.previous - other.previous"
     FIGURES = ("earlier_excess", "mass", "excess", "per_token", "receivers")
 
@@ -309,10 +310,6 @@ class SegmentAttention(SegmentMeans):
             f"On {self._texts}, tokens give {own} of their attention to their own {self._thing}, averaged over heads; "
             f"{largest}."
         )
-
-    @property
-    def _title(self) -> str:
-        return f"Attention between {self._things} of {self.provenance.short_name}"
 
     @property
     def _thing(self) -> str:

@@ -222,6 +222,7 @@ class SegmentEffects(PagedResult):
     In a causal model, means are over the tokens from the query segment's first token; in others over the whole text.
     """
 
+    _TITLE = "Effect of cutting attention between segments in {model}"
     _SUBTRACT = "subtract what you compare: one.kl - other.kl"
     FIGURES = METRICS
 
@@ -304,10 +305,6 @@ class SegmentEffects(PagedResult):
         """The unit over which numbers are means, as the end of a phrase; empty for a classifier's output."""
         unit = self.provenance.options.get("per", "later token" if self.causal else "token")
         return f" per {unit}" if unit else ""
-
-    @property
-    def _title(self) -> str:
-        return f"Effect of cutting attention between segments in {self.provenance.short_name}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

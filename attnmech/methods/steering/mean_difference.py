@@ -3,7 +3,7 @@
 Formulas: docs/formulas.md#steering.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Unpack
 
@@ -120,7 +120,9 @@ class MeanDifference(PagedResult):
     on the right side of the midpoint (0.5 is chance), `distance` the distance of the groups along that direction.
     """
 
+    _TITLE = "Mean difference at {result.at}"
     _SUBTRACT: ClassVar[str] = "subtract their `direction`"
+    _AXES: ClassVar = {"layer": "layers"}
 
     at: str
     layers: tuple[int, ...]
@@ -133,11 +135,6 @@ class MeanDifference(PagedResult):
     other: Float[Tensor, "*place other"]
     """The same for the second group."""
     provenance: Provenance
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the labelled axes."""
-        return {"layer": len(self.layers)}
 
     @property
     def values(self) -> Values:
@@ -215,10 +212,6 @@ class MeanDifference(PagedResult):
     @property
     def _is_about_heads(self) -> bool:  # type: ignore[override]
         return self.separated.ndim > 1
-
-    @property
-    def _title(self) -> str:
-        return f"Mean difference at {self.at}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (

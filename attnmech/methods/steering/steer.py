@@ -26,11 +26,11 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.quantity import Places
+from ...results.sentences import unit_of
 from ...results.table import Table, require_no_head
 from ...runs.ablations import reread
-from ...runs.effects import unit_of
 from ...runs.journal import owning_journal
-from ...runs.metrics import MetricLike, in_words
+from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
 from ...runs.sweep import Sweeps, run_sweep
 from .figures import dose_curve
@@ -41,9 +41,11 @@ from .mean_difference import MeanDifference
 class Steering(Table):
     """The effect of adding a direction on a metric, by factor: `effect [factor]`; intervals are over texts."""
 
+    _TITLE = "Steering of {metric}"
     _SUBTRACT: ClassVar[str] = "subtract their `effect`"
     _is_about_heads: ClassVar[bool] = False
     _MAIN = "effect"
+    _AXES: ClassVar = {"factor": "factors", "text": "tokens"}
     effect = Statistic(
         meaning="The mean change of the metric over texts.", tested=True, bounds=(-math.inf, math.inf), axes="factor"
     )
@@ -68,11 +70,6 @@ class Steering(Table):
     provenance: Provenance
     side_copies: tuple[int, ...] = ()
     """For each of the other texts, the number of the first that is the same; empty if all differ."""
-
-    @property
-    def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the labelled axes."""
-        return {"factor": len(self.factors), "text": len(self.tokens)}
 
     @property
     def quantities(self) -> tuple[str, ...]:
@@ -110,10 +107,6 @@ class Steering(Table):
             moved = float(self.side_effect[strongest])
             side = f"; at factor {self.factors[strongest]:g}, other texts move by {moved:.3g} nats (KL divergence)"
         return with_minus_signs(f"{capitalised(self.what)}, on {self._texts}: {largest}{side}.")
-
-    @property
-    def _title(self) -> str:
-        return f"Steering of {in_words(self.metric)}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
