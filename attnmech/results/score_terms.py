@@ -169,8 +169,7 @@ class Terms(Mapping[str, Any]):
             raise InputError(
                 f"the term {name!r} of {len(layers)} layers takes {size / 2**30:.1f} GiB; at most "
                 f"{MAX_TERM_BYTES / 2**30:.0f} GiB is built at once. Choose fewer layers: decompose_scores(..., "
-                f"layers=[0]), "
-                "or .select(layers=[0]).terms[...]."
+                "layers=[0]), or .select(layers=[0]).terms[...]."
             )
         # A layer that does not rotate may lack an axis that the other layers have.
         shape = (*shape[:2], rows, shape[3])

@@ -316,9 +316,8 @@ class ResidualDrift(DriftByToken):
             made.append(
                 Section(
                     f"Vocabulary rows nearest to token {first}",
-                    f"For token {first}, {quoted(token)}, in each layer: the number of rows more "
-                    "similar to its stream than its own row, and the nearest rows, nearest first, with its own row in "
-                    "bold.",
+                    f"For token {first}, {quoted(token)}, in each layer: the number of rows more similar to its stream "
+                    "than its own row, and the nearest rows, nearest first, with its own row in bold.",
                     {"drift-nearest": self.plot(NEAREST, query=first)},
                     f'drift.plot("{NEAREST}", query={first})',
                 )
@@ -348,9 +347,8 @@ class ResidualDrift(DriftByToken):
         return with_minus_signs(
             f"On {self._texts}, the mean cosine between a token's stream ({PLACE_WORDS[self.at]}) and its own "
             f"embedding is {float(self.cosine[first]):.2f} in layer {first} and {float(self.cosine[last]):.2f} in "
-            f"layer {last}{of_pairs}; "
-            f"{rank[0]:,.0f} and {rank[1]:,.0f} of {self.vocabulary:,} rows are more similar (geometric "
-            f"mean){no_interval(len(self.state['groups']))}."
+            f"layer {last}{of_pairs}; {rank[0]:,.0f} and {rank[1]:,.0f} of {self.vocabulary:,} rows are more similar "
+            f"(geometric mean){no_interval(len(self.state['groups']))}."
         )
 
 

@@ -147,10 +147,9 @@ class Faithfulness(Table):
         # The circuit of the sentence was chosen among several.
         ends = tuple(float(end[place]) for end in (means.simultaneous() if several > 1 else means.interval()))
         kept = (
-            f"{self.sizes[place]} of {counted(self.n_edges, noun='edge')} "
-            f"keep {float(self.faithfulness[place]):.2f} of the metric"
-            f"{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} is left "
-            "without them"
+            f"{self.sizes[place]} of {counted(self.n_edges, noun='edge')} keep {float(self.faithfulness[place]):.2f} "
+            f"of the metric{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} "
+            "is left without them"
         )
         few = no_interval(self._n_distinct, self._SAMPLE)
         areas = f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}" if self._has_areas else ""

@@ -422,9 +422,8 @@ class AttentionFlow(PagedResult):
         layer, head, query, key = (int(index) for index in np.unravel_index(largest, tuple(self.head_maps.shape)))
         value = float(self.head_maps[layer, head, query, key])
         return (
-            f"{_TITLES[self.method]} for {in_words(self.metric)}: largest in L{self.layers[layer]}H{head}, from "
-            f"query {query} {quoted(self.tokens[query])} "
-            f"to key {key} {quoted(self.tokens[key])} ({signed(value, '.3g')})."
+            f"{_TITLES[self.method]} for {in_words(self.metric)}: largest in L{self.layers[layer]}H{head}, from query "
+            f"{query} {quoted(self.tokens[query])} to key {key} {quoted(self.tokens[key])} ({signed(value, '.3g')})."
         )
 
     @property

@@ -54,10 +54,9 @@ def flow_section(
         heading=f"Where a {nouns.token}'s parts come from",
         finding=_about_flow(shares, tokens, layers_of_flow, nouns),
         reading=f"After each layer's attention, the stream of the chosen {nouns.token} is a sum: what all heads "
-        f"together bring from each {nouns.token} and, from the {nouns.token} itself, its earlier stream. A "
-        "cell is the share of one of these parts in the sum of their norms (Kobayashi et al. 2021). The "
-        f"square is the largest share from another {nouns.token}. "
-        f"Click a cell to follow that {nouns.token}; the frame is the chosen layer.",
+        f"together bring from each {nouns.token} and, from the {nouns.token} itself, its earlier stream. A cell is the "
+        "share of one of these parts in the sum of their norms (Kobayashi et al. 2021). The square is the largest "
+        f"share from another {nouns.token}. Click a cell to follow that {nouns.token}; the frame is the chosen layer.",
         caveat="Shares compare norms, not meaning: parts may cancel, and MLPs are not included. Shades follow the "
         "square root, so that small shares stay visible.",
         figures={"token-inflow": chart},

@@ -102,10 +102,9 @@ class FunctionHeads(HeadEffects):
     def _about(self) -> str:
         right, shuffled = float(self.clean.mean()), float(self.before.nanmean())
         return with_minus_signs(
-            f"{self._opening}giving each of {counted(int(self.swept.sum()), noun='head')} "
-            f"its mean output after right examples, on "
-            f"{self._prompts} with shuffled ones (ln p of the answer {shuffled:.2f}, after "
-            f"right examples {right:.2f})"
+            f"{self._opening}giving each of {counted(int(self.swept.sum()), noun='head')} its mean output after right "
+            f"examples, on {self._prompts} with shuffled ones (ln p of the answer {shuffled:.2f}, after right examples "
+            f"{right:.2f})"
         )
 
     @property

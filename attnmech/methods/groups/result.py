@@ -366,8 +366,7 @@ class GroupAttention(AgainstBaseline):
         span = interval_of(ends, "+.2g", self._excess.mean.numel(), "differences")
         return (
             f"L{best['layer']}H{best['head']} attends {more} to “{self._directions[direction][1]}” than to matched "
-            f"words ({best['attention']:.3f} against {best['baseline']:.3f}; this holds for "
-            f"{best['holds_for']}){span}"
+            f"words ({best['attention']:.3f} against {best['baseline']:.3f}; this holds for {best['holds_for']}){span}"
         )
 
     def _sections(self) -> "Sequence[Section]":

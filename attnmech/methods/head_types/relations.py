@@ -338,9 +338,8 @@ class Relations(AgainstBaseline):
             Section(
                 f"{name[:1].upper()}{name[1:]}",
                 "Each cell is one head: the share of pairs in which the head attends most to the labelled key, minus "
-                "the share that the best fixed offset gets right (here "
-                f"{abs(offset)} {'back' if offset > 0 else 'ahead'}). Pale values are not clear among all heads and "
-                "relations.",
+                f"the share that the best fixed offset gets right (here {abs(offset)} "
+                f"{'back' if offset > 0 else 'ahead'}). Pale values are not clear among all heads and relations.",
                 {f"relation-{place}": self.plot(name)},
                 f'relations.plot("{name}")',
             )

@@ -424,8 +424,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
             Section(
                 "Long-range attention",
                 f"Each cell is one head, coloured by its long-range mass: attention to keys at least {self.beyond} "
-                "tokens away, "
-                "excluding the text's first token.",
+                "tokens away, excluding the text's first token.",
                 {"far": self.plot("far_ordinary")},
                 'odd.plot("far_ordinary")',
             ),

@@ -430,8 +430,7 @@ class NullAttention(NullStatistics, TextResult):
         return (
             f"Verdicts on {counted(len(verdicts), noun='head')} and {SINKS[self.sink]} "
             f"{bracketed(f'{self._texts}; effects within ±{self.delta:g} {unit_of(self.metric)} count as zero')}: "
-            f"{counts}{self._would_decide}"
-            f"{no_interval(self._n_distinct)}{part}."
+            f"{counts}{self._would_decide}{no_interval(self._n_distinct)}{part}."
         )
 
     @property
@@ -480,13 +479,11 @@ def reading_of(null: NullAttention) -> str:
     done = "; ".join(f"{name.replace('_', ' ')}: {meaning}" for name, meaning in INTERVENTIONS.items())
     return (
         f"Each cell is one head. A head attends if its mean attention to {SINKS[null.sink]} is at least "
-        f"{null.least_mass:g}. It writes if the norm of what it writes from the sink is at least "
-        f"{null.least_ratio:g} of "
-        "the other tokens' median. What it writes matters if zeroing the sink's value changes the metric by more "
-        "than "
-        f"{null.delta:g} over the whole interval, and does not matter if the interval lies within ±{null.delta:g}; "
-        "intervals are over texts, corrected for all heads that were changed. Resting: writes little, and it does "
-        "not matter. Active: writes, and it matters. Unused: writes, and it does not matter. Subtle: writes "
-        "little, and it matters. Beside each layer is the share of its attention that is null, that is, the "
-        f"attention of resting heads to the sink. Interventions: {done}."
+        f"{null.least_mass:g}. It writes if the norm of what it writes from the sink is at least {null.least_ratio:g} "
+        "of the other tokens' median. What it writes matters if zeroing the sink's value changes the metric by more "
+        f"than {null.delta:g} over the whole interval, and does not matter if the interval lies within "
+        f"±{null.delta:g}; intervals are over texts, corrected for all heads that were changed. Resting: writes "
+        "little, and it does not matter. Active: writes, and it matters. Unused: writes, and it does not matter. "
+        "Subtle: writes little, and it matters. Beside each layer is the share of its attention that is null, that is, "
+        f"the attention of resting heads to the sink. Interventions: {done}."
     )

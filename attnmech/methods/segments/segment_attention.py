@@ -324,8 +324,7 @@ class SegmentAttention(SegmentMeans):
             f"Which heads attend to earlier {self._things}",
             f"Each cell is one head: its share of attention to earlier {self._things}, minus the share expected from "
             "its mean attention at each distance in tokens. Blue: more than distance explains; pale: not clear among "
-            "all "
-            "heads.",
+            "all heads.",
             {"heads": self.plot()},
             "found.plot()",
         )

@@ -332,9 +332,8 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
             return super().__repr__()
         layers, heads = len(self.layers), self.magnitude.shape[1]
         return (
-            f"ResidualUpdates({self._texts}, {counted(layers, noun='layer')} × "
-            f"{counted(heads, noun='head')}; mean magnitude "
-            f"{float(self.magnitude.nanmean()):.3g} of the stream's norm, mean cosine "
+            f"ResidualUpdates({self._texts}, {counted(layers, noun='layer')} × {counted(heads, noun='head')}; mean "
+            f"magnitude {float(self.magnitude.nanmean()):.3g} of the stream's norm, mean cosine "
             f"{float(self.orientation.nanmean()):+.2f})"
         )
 
