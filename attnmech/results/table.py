@@ -365,7 +365,6 @@ class TextResult(Table):
 
     @property
     def _texts(self) -> str:
-        """The number of texts, in words."""
         measured = (self,) if self.parts is None or self.paired else self.parts
         return " against ".join(counted(part._n_texts, part._n_distinct, self._SAMPLE) for part in measured)
 
@@ -389,7 +388,6 @@ class TextResult(Table):
 
     @property
     def note(self) -> str:
-        """A note on the intervals, or on why there are none."""
         return f"No intervals: {self._unpaired}." if self._unpaired else super().note
 
     def _largest(self, name: str, **words: Any) -> str:

@@ -68,7 +68,6 @@ class Changes(TextResult):
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
         of = "" if self._MAIN == "effect" else f" of {self._MAIN}s"
         what = self._MAIN if self.parts is None else f"difference{of}"
         largest = self._largest(self._MAIN, unit=unit_of(self.metric), what=what)

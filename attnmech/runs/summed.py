@@ -57,7 +57,6 @@ class Summed(OfLayers):
 
     @property
     def _texts(self) -> str:
-        """The number of texts, in words."""
         return counted(self.documents, distinct_texts(self.state, self.documents))
 
     @abstractmethod
@@ -116,7 +115,6 @@ class OverGroups(WithQuantities, Summed):
 
     @property
     def note(self) -> str:
-        """A note on the intervals, or on why there are none."""
         return interval_note(len(self.state["groups"]), self._n_texts - self._n_distinct, self._SAMPLE)
 
     @property

@@ -180,7 +180,6 @@ class UpdateSums(Reducer):
         return closed(sums if run.corpus else sums | state, run)
 
     def merge(self, one: State, other: State) -> State:
-        """The sum of both."""
         return sum_of_states(one, other)
 
 

@@ -146,7 +146,6 @@ class PruningCurve(Table):
 
     @property
     def lead(self) -> str:
-        """The main finding, in one sentence."""
         texts = self._texts
         frame = self.to_frame()
         middle = frame.iloc[(len(frame) + 1) // 2 - 1]

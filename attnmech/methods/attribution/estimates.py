@@ -265,7 +265,6 @@ class Estimates(Changes):
 
     @property
     def lead(self) -> str:
-        """The finding in one sentence."""
         if self.parts is not None:
             return super().lead
         confirmation = self.confirmation

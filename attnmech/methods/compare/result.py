@@ -261,7 +261,6 @@ class Comparison(PagedResult):
 
     @property
     def lead(self) -> str:
-        """The finding in one sentence."""
         number = self.statistics.index(self.shown)
         value, low, high = (values[number] for values in (self.difference, self.low, self.high))
         known, name = ~value.isnan(), self.shown.replace("_", " ")

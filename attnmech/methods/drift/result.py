@@ -110,7 +110,6 @@ class DriftReducer(DriftSums):
     """Sums drift over a pass and builds the result."""
 
     def finish(self, state: State, source: Source) -> "ResidualDrift":
-        """The result."""
         names: dict[int, str] = {}
         tokens: tuple[tuple[str, ...], ...] = ()
         if source.batch is not None:

@@ -385,7 +385,6 @@ class DriftSums(Reducer):
         return closed | rows | {"values": kept, "valid": valid}
 
     def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
         return merged_sums(one, other)
 
 

@@ -141,7 +141,6 @@ class Faithfulness(Table):
 
     @property
     def lead(self) -> str:
-        """The finding in one sentence."""
         place = self._smallest
         means, several = self["faithfulness"].means, len(self.sizes)
         # The circuit of the sentence was chosen among several.

@@ -273,7 +273,6 @@ class FlowReducer(Reducer):
         raise InputError("flow is measured on one text at a time.")
 
     def finish(self, state: State, source: Source) -> "AttentionFlow":
-        """The result."""
         assert source.batch is not None
         real = source.batch.mask[0].tolist()
         return AttentionFlow(

@@ -338,7 +338,6 @@ class GroupAttention(AgainstBaseline):
 
     @property
     def lead(self) -> str:
-        """The finding in one sentence."""
         claims = self.claims.drop_duplicates(["query", "key"]).to_dict("records")
         best = {(claim["query"], claim["key"]): claim for claim in claims}
         clauses = []

@@ -124,7 +124,6 @@ class AttentionToWords(Reducer):
         return {"mass": torch.zeros(shape, dtype=torch.float64, device=float64_device(run.model.device))}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
         member = self.member.to(block.pattern)
         asks = member[list(self.queries)]
         asks = (asks / asks.sum(dim=-1, keepdim=True))[:, block.rows.start : block.rows.stop]
@@ -132,5 +131,4 @@ class AttentionToWords(Reducer):
         state["mass"][block.index] += as_float64(got)
 
     def merge(self, one: State, other: State) -> State:
-        """The sum of both."""
         return {"mass": one["mass"] + other["mass"]}

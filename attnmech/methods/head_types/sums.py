@@ -151,7 +151,6 @@ class HeadTypeSums(Reducer):
         }
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
         batch, layer, length = block.batch.queries(block.stack), block.index, block.mask.queries
         rows = state["rows"][:, block.rows.start : block.rows.stop]
         block_targets = block.mask.once(

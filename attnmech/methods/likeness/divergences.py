@@ -89,7 +89,6 @@ class DivergenceReducer(Reducer):
         return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
         layer, start = block.index, block.rows.start
         counted = state["ordinary"][:, start : block.rows.stop] & (block.visible[:, 0].sum(dim=-1) >= 2)
         pattern = with_sink(block).transpose(1, 2)
@@ -126,7 +125,6 @@ class DivergenceReducer(Reducer):
         }
 
     def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
         across, heads = one["between"].shape[:2]
         most = _most_groups(len(one["within"]), heads) if across else None
         return joined(one, other, _ALL_BY_TEXT, most)

@@ -76,7 +76,6 @@ class OddHeadSums(Reducer):
         return {f"{part} {name}": value for part, state in of_parts.items() for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
         for name, part in _PARTS.items():
             part.add(_of(state, name), block, _as_corpus(run))
         self._add_far(_of(state, "far"), block)
@@ -117,7 +116,6 @@ class OddHeadSums(Reducer):
         }
 
     def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
         return joined(one, other, _BY_TEXT)
 
 
@@ -211,7 +209,6 @@ class OddHeadsReducer(OddHeadSums):
     """Takes the sums by which heads are compared, and builds the result."""
 
     def finish(self, state: State, source: Source) -> "OddHeads":
-        """The result."""
         return OddHeads.of(state, source, beyond=self.beyond)
 
 

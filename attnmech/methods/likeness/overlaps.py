@@ -59,7 +59,6 @@ class OverlapReducer(Reducer):
         return {"sums": as_float64(flat @ flat.T).view_as(state["sums"]), "rows": seen @ seen.T}
 
     def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
         return {name: one[name] + other[name] for name in one}
 
     def finish(self, state: State, source: Source) -> Float[Tensor, "head_of_all head_of_all"]:

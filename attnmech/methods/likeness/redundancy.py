@@ -157,7 +157,6 @@ class RedundancyReducer(DivergenceReducer):
     """Sums divergences by text, within each layer and between layers."""
 
     def finish(self, state: State, source: Source) -> "Redundancy":
-        """The result."""
         return Redundancy.of(state, source, rows=self.rows)
 
 

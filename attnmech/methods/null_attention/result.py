@@ -383,7 +383,6 @@ class NullAttention(NullStatistics, TextResult):
 
     @property
     def note(self) -> str:
-        """A note on the intervals, or on why there are none."""
         return self._first.note
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":

@@ -131,7 +131,6 @@ class OVReducer(ScaleSums):
 
     @torch.no_grad()
     def finish(self, state: State, source: Source) -> "OVTokens":
-        """The result."""
         model, stack = source.model, source.stack
         rows = int(state["rows"])
         if rows == 0:

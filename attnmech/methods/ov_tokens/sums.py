@@ -129,5 +129,4 @@ class ScaleSums(Reducer):
         state["final"] += as_float64(unembedding_of(run.model).scale(end["resid_post"])[ordinary]).sum()
 
     def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
         return {name: one[name] + other[name] for name in one}

@@ -126,7 +126,6 @@ class DirectionsReducer(CovarianceSums):
 
     @torch.no_grad()
     def finish(self, state: State, source: Source) -> "QKDirections":
-        """The result."""
         model = source.model
         means = TextMeans.of_ratio(state["sums"], state["counts"], source.provenance.copies)
         share, (low, high) = means.mean, means.interval(1 - (1 - LEVEL) / max(1, means.mean.numel()))

@@ -142,7 +142,6 @@ class CovarianceSums(Reducer):
         return closed({name: value for name, value in state.items() if name != "classes"}, run)
 
     def merge(self, one: State, other: State) -> State:
-        """The sum of both."""
         return sum_of_states(one, other)
 
 

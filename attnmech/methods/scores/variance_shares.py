@@ -169,11 +169,9 @@ class VarianceReducer(Reducer):
         return closed({"sums": state["sums"], "counts": variance.expand(len(ALL_TERMS), *variance.shape)}, run)
 
     def merge(self, one: State, other: State) -> State:
-        """The sum of both."""
         return sum_of_states(one, other)
 
     def finish(self, state: State, source: Source) -> "VarianceShares":
-        """The result."""
         return VarianceShares.of(state, source, centre=str(self.centre), first_key=self.first_key)
 
 

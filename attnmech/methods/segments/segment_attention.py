@@ -113,7 +113,6 @@ class SegmentReducer(SegmentSums):
     """Sums the attention between segments over a pass, and builds the result."""
 
     def finish(self, state: State, source: Source) -> "SegmentAttention":
-        """The result."""
         batch = None if source.batch is None else source.batch.queries(source.stack.label)
         segmented = None if batch is None else Segmented.of(batch, self.segments)
         return SegmentAttention.of(

@@ -73,7 +73,6 @@ class SegmentSums(Reducer):
         return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
         rows = slice(block.rows.start, block.rows.stop)
         segment = state["segment"][:, rows]
         if not bool((segment >= 0).any()):
@@ -135,7 +134,6 @@ class SegmentSums(Reducer):
         }
 
     def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
         return joined(one, other, _BY_TEXT)
 
 

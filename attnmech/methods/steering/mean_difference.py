@@ -193,7 +193,6 @@ class MeanDifference(PagedResult):
 
     @property
     def lead(self) -> str:
-        """The finding in one sentence."""
         shares = self.separated.flatten()
         place, count = int(shares.argmax()), len(shares)
         low, high = (end.flatten()[place].item() for end in self.separated_interval(1 - (1 - LEVEL) / count))

@@ -99,7 +99,6 @@ class Steering(Table):
 
     @property
     def lead(self) -> str:
-        """The finding in one sentence."""
         largest = self._largest("effect", unit=unit_of(self.metric))
         side = ""
         if self.side is not None:

@@ -125,7 +125,6 @@ class UpdateReducer(UpdateSums):
     """Measures what heads write, layer by layer."""
 
     def finish(self, state: State, source: Source) -> "ResidualUpdates":
-        """The result."""
         return ResidualUpdates.of(state, source)
 
 
