@@ -129,6 +129,14 @@ class AgainstBaseline(WithQuantities, OfLayers):
         places = Places.of_heads(self.layers, means.above.shape[2], self.n_layers)
         return Quantity(statistic, every, means, places, (-1.0, 1.0), part)
 
+    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Draws layers × heads: measure − baseline in one of `quantities`, such as a relation or "women → work", by
+        default the first; returned, not shown.
+        """
+        quantity = self[self.quantities[0] if figure is None else figure]
+        shown = for_map(quantity.own, range(len(self.layers)))
+        return framed(effect_map(**shown, layers=self.layers, label=quantity.statistic.axis), self.layers, layer, head)
+
 
 class Table(WithQuantities):
     """A result whose statistics are means over texts at each of its places, such as heads.

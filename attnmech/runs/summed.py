@@ -29,6 +29,8 @@ class Summed(OfLayers):
     _AXES: ClassVar = {"layer": "layers"}
     _STATE: ClassVar[Mapping[str, Any]]
     """The types of the entries of `state`."""
+    _ROWS: ClassVar[str] = "values"
+    """The entry of `state` that keeps rows, for texts that were run together."""
 
     layers: tuple[int, ...]
     """The layers measured."""
@@ -77,11 +79,13 @@ class Summed(OfLayers):
     def merged(self, *others: Self) -> Self:
         """Merges the results of several shards of a corpus, as if one run had made them.
 
-        Raises `InputError` for shards that share documents or come from two corpora, and for results with another
-        model, other layers, options or hooks.
+        Raises `InputError` for shards that share documents or come from two corpora, for results with another model,
+        other layers, options or hooks, and for results that keep rows.
         """
         parts = (self, *others)
         for part in parts:
+            if isinstance(part, Summed) and part._ROWS in part.state:
+                raise InputError("results that keep rows cannot be merged; measure with keep_rows=False.")
             if type(part) is not type(self) or part._kind != self._kind:
                 raise InputError(
                     f"a {type(self).__name__} is merged only with others of the same model, layers, options and hooks; "

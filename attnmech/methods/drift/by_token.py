@@ -46,7 +46,6 @@ class DriftMeans(DriftStatistics, SummedTable):
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
     }
-    """The types of the entries of `state`."""
 
     types: tuple[str, ...] = field(default=ORDINARY, kw_only=True)
     """The types of token over which means are taken; by default ordinary tokens, which are all but the first token of a

@@ -8,7 +8,7 @@ After "More Attention to Attention" (the attention-encodings demo).
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Unpack
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -181,15 +181,6 @@ class ResidualDrift(DriftByToken):
 
     def _merge(self, one: State, other: State) -> State:
         return merged_sums(one, other)
-
-    def merged(self, *others: Self) -> Self:
-        """The result over several shards of a corpus, as if they had been one run.
-
-        Raises `InputError` for results on texts run together, and in the cases in which other results cannot be merged.
-        """
-        if any(isinstance(result, ResidualDrift) and result.tokens for result in (self, *others)):
-            raise InputError("results that keep rows cannot be merged; measure with keep_rows=False.")
-        return super().merged(*others)
 
     # -- verdicts ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from itertools import permutations
 from typing import Any, Final
 
 import pandas as pd
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch import Tensor
 from ...basics.arguments import finite_number, listed, shown, whole_number
 from ...basics.public import public
 from ...batch import every_bos
-from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
@@ -30,8 +28,8 @@ from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import table_of
 from ...results.provenance import Provenance
-from ...results.sentences import PALE, for_map, interval_note, interval_of
-from ...results.table import AgainstBaseline, framed
+from ...results.sentences import PALE, interval_note, interval_of
+from ...results.table import AgainstBaseline
 from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text
 
@@ -327,14 +325,6 @@ class GroupAttention(AgainstBaseline):
             int(self._excess.texts.max()), self.documents - self.provenance.distinct(self.documents)
         )
         return frame
-
-    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Draws the difference of a direction such as "women → work", by default the first, as a map of layers × heads;
-        the figure is returned, not shown.
-        """
-        quantity = self[self.quantities[0] if figure is None else figure]
-        shown = for_map(quantity.own, range(len(self.layers)))
-        return framed(effect_map(**shown, layers=self.layers, label=quantity.statistic.axis), self.layers, layer, head)
 
     @property
     def lead(self) -> str:

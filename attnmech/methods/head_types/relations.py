@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import pandas as pd
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -19,7 +18,6 @@ from ...basics.arguments import flag, integer, listed, option, shown
 from ...basics.nouns import counted
 from ...basics.public import public
 from ...batch import Batch, every_bos
-from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
@@ -28,8 +26,7 @@ from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import table_of
 from ...results.provenance import Provenance
-from ...results.sentences import for_map
-from ...results.table import AgainstBaseline, framed
+from ...results.table import AgainstBaseline
 from ...runs.words import words_of
 
 LEAST_PAIRS: Final = 5
@@ -305,12 +302,6 @@ class Relations(AgainstBaseline):
     @property
     def _baseline(self) -> Float[Tensor, "relation 1 1"]:
         return self.by_offset.sum(dim=-1)[:, None, None] / self._count
-
-    def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Draws layers × heads: accuracy − baseline of a relation, by default the first; returned, not shown."""
-        quantity = self[self.names[0] if figure is None else figure]
-        shown = for_map(quantity.own, range(len(self.layers)))
-        return framed(effect_map(**shown, layers=self.layers, label=quantity.statistic.axis), self.layers, layer, head)
 
     @property
     def lead(self) -> str:

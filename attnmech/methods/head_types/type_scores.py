@@ -80,7 +80,6 @@ class TypeScores(AgainstBaseline, OverGroups):
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
     }
-    """The types of the entries of `state`."""
 
     @cached_property
     def scores(self) -> ByType:

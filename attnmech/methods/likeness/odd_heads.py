@@ -241,7 +241,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
     }
-    """The types of the entries of `state`."""
 
     _MAIN = "magnitude"
 

@@ -184,7 +184,6 @@ class Redundancy(SummedTable):
     )
 
     _STATE: ClassVar[Mapping[str, Any]] = STATE
-    """The types of the entries of `state`."""
 
     rows: int
     """The largest number of rows of each text that were compared between layers."""

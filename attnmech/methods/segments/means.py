@@ -68,7 +68,6 @@ class SegmentMeans(SegmentStatistics, SummedTable):
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
     }
-    """The types of the entries of `state`."""
 
     kind: str
     """"sentence", "line", "document", "kind" or "span"."""

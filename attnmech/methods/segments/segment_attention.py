@@ -6,7 +6,7 @@ Receiver scores after "Thought Anchors" (arXiv 2506.19143).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Self, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 import pandas as pd
@@ -145,6 +145,7 @@ class SegmentAttention(SegmentMeans):
         "row": Float[Tensor, "layer head batch row"],
     }
     """Further entries of `state`, for texts run together."""
+    _ROWS = "mass"
 
     starts: tuple[tuple[int, ...], ...]
     """For texts run together: each segment's start, counted from the text's first token, followed by the length."""
@@ -171,16 +172,6 @@ class SegmentAttention(SegmentMeans):
 
     def _merge(self, one: State, other: State) -> State:
         return SegmentReducer().merge(one, other)
-
-    def merged(self, *others: Self) -> Self:
-        """The result over several shards of a corpus, as if they had been one run.
-
-        Raises `InputError` for shards that share documents or come from two corpora, for results with another model,
-        other layers, options or hooks, and for results on texts run together.
-        """
-        if any(isinstance(result, SegmentAttention) and result.starts for result in (self, *others)):
-            raise InputError("results that keep rows cannot be merged; measure with keep_rows=False.")
-        return super().merged(*others)
 
     # -- the segments of one text -----------------------------------------------------------------------------
 
