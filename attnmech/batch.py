@@ -180,7 +180,7 @@ class Batch:
                 one,
                 ids=one.ids[:, real],
                 mask=one.mask[:, real],
-                tokens=(tuple(compress(one.tokens[0], real.tolist())),),
+                tokens=one.real_tokens,
                 pieces=one.pieces and (tuple(compress(one.pieces[0], real.tolist())),),
                 extra={
                     name: value[:, real] if value.shape[1:2] == (length,) else value
@@ -204,6 +204,11 @@ class Batch:
     def lengths(self) -> Int[Tensor, " batch"]:
         """The number of real tokens in each sequence."""
         return self.mask.sum(dim=1)
+
+    @property
+    def real_tokens(self) -> tuple[tuple[str, ...], ...]:
+        """The labels of the real tokens of each text."""
+        return tuple(tuple(compress(row, real)) for row, real in zip(self.tokens, self.mask.tolist(), strict=True))
 
     @property
     def begins(self) -> Int[Tensor, " batch"]:

@@ -50,7 +50,7 @@ def sense_section(
     model: HookedModel, batch: Batch, pattern: Float[np.ndarray, "layer head query key"], call: str, stack: str = ""
 ) -> Section | None:
     """The image under the attention of a row, or the spectrogram below it; None if the keys are neither."""
-    labels = [label for label, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real]
+    labels = batch.real_tokens[0]
     of_row = call.replace('"{figure}"', '"picture", query={query}').replace(", weighted={weight}", "")
     call = call.replace(', view="{figure}"', "")
     images = images_of(model.encoder, batch)

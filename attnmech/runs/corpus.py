@@ -6,11 +6,12 @@ A corpus is an iterable of inputs that `HookedModel.encode` accepts, or of recor
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ from ..model.parts.hashes import batch_hash, tensors_hash
 from ..model.parts.pieces import Tokenized
 from ..model.run.hooked import HookedModel
 from .text_files import opened, text_of, texts_of_file
+
+Value = TypeVar("Value")
 
 # -- files -------------------------------------------------------------------------------------------------------
 
@@ -181,12 +184,14 @@ def batches(
 
 def contents_of(parts: Sequence[CorpusBatch]) -> list[int]:
     """The digest of each text, by its number; the same for copies."""
-    digests = {
-        number: digest
-        for part in parts
-        for number, digest in zip(part.documents.tolist(), part.batch.digests.tolist(), strict=True)
-    }
-    return [digests[number] for number in sorted(digests)]
+    return by_text(parts, lambda part: part.batch.digests.tolist())
+
+
+def by_text(parts: Sequence[CorpusBatch], values: Callable[[CorpusBatch], Iterable[Value]]) -> list[Value]:
+    """The value of each text, by its number, from those of each batch."""
+    pairs = (zip(part.documents.tolist(), values(part), strict=True) for part in parts)
+    found = dict(chain.from_iterable(pairs))
+    return [found[number] for number in sorted(found)]
 
 
 def is_one_batch(model: HookedModel, inputs: Any) -> bool:

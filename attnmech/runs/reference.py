@@ -16,7 +16,7 @@ from ..model.inputs.encoder import Inputs
 from ..model.run.hooked import HookedModel
 from ..model.stack.points import MAX_BYTES
 from ..points import PointKey, split_stack
-from .corpus import CorpusBatch, batches
+from .corpus import CorpusBatch, batches, contents_of
 from .reducer import Reducer, Run, Source, State
 from .states import summed_to_longer
 from .stream import stream
@@ -132,7 +132,7 @@ def resampled_z(
     draws = whole_number("draws", draws, least=1, most=count - (reference is None), most_is=available)
     longest = max(int(part.batch.queries(label).lengths.max()) for part in parts)
     # Donors are drawn in the order of the texts' digests, so that the order of the inputs does not matter.
-    taking, giving = _by_content(parts), _by_content(donating)
+    taking, giving = (torch.tensor(contents_of(given)).argsort(stable=True) for given in (parts, donating))
     lengths = torch.zeros(count, dtype=torch.long)
     columns = torch.zeros(count, max(part.batch.queries(label).ids.shape[1] for part in donating), dtype=torch.long)
     for part in donating:
@@ -149,14 +149,6 @@ def resampled_z(
         taken = {layer: value[donors[:, None], places] for layer, value in known.items()}
         values.append(Values(taken, f"that of {origin} (seed {seed})", of_tokens=True))
     return values
-
-
-def _by_content(parts: Sequence[CorpusBatch]) -> Int[Tensor, " text"]:
-    """The numbers of the texts, sorted by digest; equal texts stay in the order of the inputs."""
-    digests = torch.zeros(sum(len(part.documents) for part in parts), dtype=torch.long)
-    for part in parts:
-        digests[part.documents] = part.batch.digests
-    return digests.argsort(stable=True)
 
 
 def captured(

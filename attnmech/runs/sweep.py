@@ -9,7 +9,6 @@ tokens that the metric needs (`attnmech.runs.engine`).
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from ..model.run.applying import require_means
 from ..model.run.hooked import HookedModel, require_model
 from ..results.provenance import Provenance
 from .answers import Answers
-from .corpus import CorpusBatch, batches, contents_of
+from .corpus import CorpusBatch, batches, by_text, contents_of
 from .engine import After, Change, Engine, Receivers
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
@@ -121,8 +120,7 @@ class Sweeps:
         )
         parts = batches_of(model, inputs, self._engine.text_tokens, bos)
         self.texts = sum(len(part.documents) for part in parts)
-        prompts = None if answers is None else prompts_of(parts, model)
-        judge = Metric.of(model, metric, answers, against, self.texts, prompts)
+        judge = judge_of(model, parts, metric, answers, against)
         for part in parts:
             self._engine.check(part.batch)
         self._judged = JudgedTexts.of(parts, judge, self._engine.text_tokens)
@@ -130,7 +128,7 @@ class Sweeps:
         self._engine.text_of = self._judged.text_of
         bos = every_bos(part.batch.bos for part in parts)
         settings = {"bos": bos, "metric": self.judge.name, "later": later, **self.judge.noted, **(noted or {})}
-        self.tokens = tokens_of(parts, self.texts, model.output_stack.label)
+        self.tokens = tokens_of(parts, model.output_stack.label)
         copies = judge.copies(contents_of(parts) if contents is None else contents)
         self.provenance = model.provenance(parts[-1].digest, self.tokens, settings, copies)
 
@@ -223,23 +221,22 @@ def batches_of(
     return [piece for part in parts for piece in part.pieces(tokens)]
 
 
-def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tuple[str, ...], ...]:
+def tokens_of(parts: Sequence[CorpusBatch], stack: str) -> tuple[tuple[str, ...], ...]:
     """The query tokens of each text, in one stack of the model."""
-    rows: list[tuple[str, ...]] = [()] * texts
-    for part in parts:
-        batch = part.batch.queries(stack)
-        for number, row, real in zip(part.documents.tolist(), batch.tokens, batch.mask.tolist(), strict=True):
-            rows[number] = tuple(compress(row, real))
-    return tuple(rows)
+    return tuple(by_text(parts, lambda part: part.batch.queries(stack).real_tokens))
 
 
 def prompts_of(parts: Sequence[CorpusBatch], model: HookedModel) -> list[Tokenized]:
     """The query tokens of each text, in the stack that makes the output."""
-    rows: dict[int, Tokenized] = {}
-    for part in parts:
-        batch = part.batch.queries(model.output_stack.label)
-        rows.update(zip(part.documents.tolist(), tokenized(model.encoder, batch), strict=True))
-    return [rows[number] for number in sorted(rows)]
+    return by_text(parts, lambda part: tokenized(model.encoder, part.batch.queries(model.output_stack.label)))
+
+
+def judge_of(
+    model: HookedModel, parts: Sequence[CorpusBatch], metric: MetricLike, answers: Answers, against: Answers
+) -> Metric:
+    """A metric for these texts (`Metric.of`)."""
+    prompts = None if answers is None else prompts_of(parts, model)
+    return Metric.of(model, metric, answers, against, sum(len(part.documents) for part in parts), prompts)
 
 
 class Record:

@@ -38,7 +38,7 @@ from ...runs.judged import JudgedTexts
 from ...runs.metrics import Metric, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.progress import steps
-from ...runs.sweep import batches_of, prompts_of, tokens_of
+from ...runs.sweep import batches_of, judge_of, tokens_of
 
 METHODS: Final = {
     "michel": "|z·∂L/∂z|",
@@ -234,11 +234,9 @@ def head_importance(
         means = values.by_layer
     at_once = tokens_at_once(model, memory)
     parts = batches_of(model, reread(inputs), at_once, bos)
-    texts = sum(len(part.documents) for part in parts)
-    prompts = None if answers is None else prompts_of(parts, model)
-    judge = Metric.of(model, metric, answers, against, texts, prompts)
+    judge = judge_of(model, parts, metric, answers, against)
     judge.require_gradient()
-    tokens = tokens_of(parts, texts, stack.label)
+    tokens = tokens_of(parts, stack.label)
     begin = every_bos(part.batch.bos for part in parts)
     noted = {"bos": begin, "metric": judge.name, "method": method, "values": description, **judge.noted}
     provenance = model.provenance(parts[-1].digest, tokens, noted, judge.copies(contents_of(parts)))

@@ -21,7 +21,7 @@ from ...runs.gradients import tokens_at_once
 from ...runs.metrics import Metric, MetricLike
 from ...runs.progress import steps as progress_bar
 from ...runs.prompt_pairs import PromptPairs
-from ...runs.sweep import batches_of, prompts_of
+from ...runs.sweep import batches_of, judge_of
 from .formulas import METHODS
 from .relevance import relevance_rules
 from .sums import Estimator
@@ -59,8 +59,7 @@ class Comparison:
                 'method="integrated" moves the input of one stack, and this model has several; use method="gradient".'
             )
         pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
-        count, prompts = len(pairs.lengths), prompts_of(pairs.clean, model)
-        judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count, prompts)
+        judge = judge_of(model, pairs.clean, metric, options.get("answers"), options.get("against"))
         judge.require_gradient()
         if judge.mask_id is not None:
             raise InputError(

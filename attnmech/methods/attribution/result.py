@@ -248,7 +248,7 @@ def attribute(
             effects = patched_edges(model, graph, parts, values, comparison.judge, masks, options) - before
         exact = _placed(places, effects, per_pair)
         drawn = _placed(sample, torch.ones(len(sample), dtype=torch.float64), per_pair[..., 0]).nan_to_num(0.0)
-    tokens = tokens_of(parts, comparison.count, stack.label)
+    tokens = tokens_of(parts, stack.label)
     copies = comparison.judge.copies(comparison.pairs.contents)
     provenance = model.provenance(parts[-1].digest, tokens, noted | ({"edges": True} if edges else {}), copies)
     fields: dict[str, Any] = {"method": method, "nodes": nodes, "metric": comparison.judge.name, "before": before}

@@ -28,7 +28,7 @@ from ...results.result import PagedResult
 from ...results.sentences import no_interval
 from ...results.table import TextResult, framed
 from ...runs.ablations import reread
-from ...runs.corpus import CorpusBatch
+from ...runs.corpus import CorpusBatch, by_text
 from ...runs.sweep import batches_of
 from .matching import matched, pattern_divergence, reordered
 
@@ -345,31 +345,20 @@ def _require_same_shape(a: Stack, b: Stack) -> None:
 
 def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch], stack: str) -> None:
     """Raises `InputError` unless texts have the same numbers of tokens on both sides, in batches of the same texts."""
+
+    def lengths_of(parts: Sequence[CorpusBatch], side: Callable[[Batch, str], Batch]) -> list[int]:
+        return by_text(parts, lambda part: side(part.batch, stack).lengths.tolist())
+
     for side in (Batch.keys, Batch.queries):
-        lengths = [_lengths(parts, side, stack) for parts in (first, second)]
+        lengths = [lengths_of(parts, side) for parts in (first, second)]
         if lengths[0] != lengths[1]:
             raise InputError(
                 f"compared prompts must have the same number of tokens, text by text; got texts of {lengths[0]} and of "
                 f"{lengths[1]} tokens. Use words with the same number of tokens, or token ids."
             )
-    texts = [_texts(parts) for parts in (first, second)]
+    texts = [[part.documents.tolist() for part in parts] for parts in (first, second)]
     if texts[0] != texts[1]:
         raise InputError(
             "both sides of a comparison must have the same form, but only one of them is an indivisible batch. Pass "
             "two lists of texts, or two lists of token ids."
         )
-
-
-def _lengths(parts: Sequence[CorpusBatch], side: Callable[[Batch, str], Batch], stack: str) -> list[int]:
-    """Returns the number of queries or keys of each text, in the order of the inputs."""
-    by_text = {
-        text: length
-        for part in parts
-        for text, length in zip(part.documents.tolist(), side(part.batch, stack).lengths.tolist(), strict=True)
-    }
-    return [by_text[text] for text in sorted(by_text)]
-
-
-def _texts(parts: Sequence[CorpusBatch]) -> list[list[int]]:
-    """Returns the numbers of the texts in each batch."""
-    return [part.documents.tolist() for part in parts]

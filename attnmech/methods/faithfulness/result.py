@@ -40,11 +40,11 @@ from ...results.table import Table, require_no_head
 from ...runs.ablations import reread
 from ...runs.corpus import CorpusBatch, contents_of
 from ...runs.edge_passes import patched_edges
-from ...runs.metrics import SAME_METRIC, Metric, MetricLike
+from ...runs.metrics import SAME_METRIC, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.residual_graph import OF_SENDERS, graph_of
-from ...runs.sweep import batches_of, prompts_of, tokens_of
+from ...runs.sweep import batches_of, judge_of, tokens_of
 
 OUTSIDE: Final = {
     "corrupted": "what senders write in the corrupted run",
@@ -268,9 +268,7 @@ def faithfulness(
         other = _means(model, graph, prompts, bos, times=float(outside == "mean"))
     at_once = max(1, int(memory * 1e9 / (4 * 4 * len(graph.senders) * model.d_model)))
     parts = batches_of(model, inputs, at_once, bos)
-    count = sum(len(part.documents) for part in parts)
-    texts = prompts_of(parts, model)
-    judge = Metric.of(model, metric, options.get("answers"), options.get("against"), count, texts)
+    judge = judge_of(model, parts, metric, options.get("answers"), options.get("against"))
     copies = judge.copies(contents_of(parts) if contents is None else contents)
     if judge.mask_id is not None:
         raise InputError('the loss of a masked language model is measured on masked copies; use "logit_difference".')
@@ -284,7 +282,7 @@ def faithfulness(
         )
     patched = [graph.exists & ~mask for mask in masks] + masks
     inside, without = patched_edges(model, graph, parts, other, judge, patched, measure).chunk(2)
-    tokens = tokens_of(parts, count, model.output_stack.label)
+    tokens = tokens_of(parts, model.output_stack.label)
     noted = {"bos": every_bos(part.batch.bos for part in parts), "metric": judge.name, "outside": outside}
     return Faithfulness(
         judge.name, outside, tuple(int(mask.sum()) for mask in masks), int(graph.exists.sum()), full, empty, inside,

@@ -177,7 +177,7 @@ def _gradient_flow(
     size = len(chosen) * (4 * stack.n_heads + 1) * length**2 * torch.promote_types(model.dtype, torch.float32).itemsize
     _require_room("gradient", size, length)
     by_head = weighted_gradients(model, batch, judge, chosen)
-    tokens = tuple(token for token, kept in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if kept)
+    tokens = batch.real_tokens[0]
     noted = {"method": "gradient", "metric": judge.name, "bos": batch.bos, **judge.noted}
     provenance = model.provenance(batch_hash(batch), batch.tokens, noted)
     return AttentionFlow("gradient", chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
@@ -274,13 +274,12 @@ class FlowReducer(Reducer):
 
     def finish(self, state: State, source: Source) -> "AttentionFlow":
         assert source.batch is not None
-        real = source.batch.mask[0].tolist()
         return AttentionFlow(
             method=self.method,
             layers=source.layers,
             maps=state["maps"],
             head_maps=state.get("by_head"),
-            tokens=tuple(token for token, kept in zip(source.batch.tokens[0], real, strict=True) if kept),
+            tokens=source.batch.real_tokens[0],
             provenance=source.provenance,
         )
 

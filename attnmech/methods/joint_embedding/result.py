@@ -225,12 +225,7 @@ def _embedded(
         curve=torch.stack([head.curve for head in embedded_heads]),
         points={name: points for name, (points, _) in pictures.items()},
         patterns={str(number): value for number, value in embedder.patterns.items()},
-        text_labels={
-            str(number): tuple(
-                token for token, real in zip(batch.tokens[number], batch.mask[number].tolist(), strict=True) if real
-            )
-            for number in embedder.patterns
-        },
+        text_labels={str(number): batch.real_tokens[number] for number in embedder.patterns},
         text_special={str(number): batch.is_special[number][batch.mask[number]].cpu() for number in embedder.patterns},
         sink=embedder.sink,
         images=patch_images(model, batch, embedder.sample),
