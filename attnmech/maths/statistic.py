@@ -1,10 +1,14 @@
 """Declares a statistic by layer and head in one place: formula, name, unit, bounds and meaning."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Final, Generic, Self, TypeVar, overload
 
 from torch import Tensor
+
+POSITIVE: Final = (0.0, math.inf)
+UNBOUNDED: Final = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

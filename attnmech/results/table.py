@@ -1,6 +1,5 @@
 """Results whose numbers are means over texts at heads or other places: tables, intervals, figures and differences."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from ..draw.chart import at_head, heads_of_map
 from ..draw.head_maps import effect_map
 from ..errors import InputError
 from ..maths.intervals import LEVEL, TextMeans
-from ..maths.statistic import Statistic
+from ..maths.statistic import UNBOUNDED, Statistic
 from .by_layer import OfLayers
 from .quantity import Places, Quantity
 from .result import PagedResult
@@ -377,7 +376,7 @@ class TextResult(Table):
         return " against ".join(counted(part._n_texts, part._n_distinct, self._SAMPLE) for part in measured)
 
     def _bounds_of(self, name: str) -> tuple[float, float]:
-        return super()._bounds_of(name) if self.parts is None else (-math.inf, math.inf)
+        return super()._bounds_of(name) if self.parts is None else UNBOUNDED
 
     def _clarity_prefix(self, name: str) -> str | None:
         return (

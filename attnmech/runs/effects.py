@@ -1,6 +1,5 @@
 """Holds the result of a sweep: the change of a metric, head by head or place by place, with intervals over texts."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from ..draw.section import Section
 from ..errors import InputError
 from ..interventions import Head
 from ..maths.intervals import TextMeans
-from ..maths.statistic import Statistic
+from ..maths.statistic import UNBOUNDED, Statistic
 from ..model.run.hooked import HookedModel
 from ..results.by_layer import by_layer, subtracted
 from ..results.provenance import Provenance
@@ -112,7 +111,7 @@ class OneEffect(Changes):
         meaning="The mean effect over the measured texts; NaN if there are none.",
         printed=True,
         tested=True,
-        bounds=(-math.inf, math.inf),
+        bounds=UNBOUNDED,
     )
 
     after: Float[Tensor, "*place text"]

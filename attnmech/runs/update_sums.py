@@ -1,6 +1,5 @@
 """Sums, by text, statistics of the vectors that heads write into the residual stream."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..maths.float64 import put
-from ..maths.statistic import Statistic, Statistics
+from ..maths.statistic import POSITIVE, Statistic, Statistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..maths.update_statistics import STATISTICS, AgainstStream, LayerRows, update_statistics
 from ..maths.updates import StreamPair, Writer, compared, cosine
@@ -30,15 +29,9 @@ from .token_types import row_classes
 class BlockStatistics:
     """What a layer's whole attention and whole MLP write on each row."""
 
-    attn_magnitude = Statistic(
-        meaning="Mean of ‖attn_out‖ / ‖x‖, where x is the stream before it.",
-        bounds=(0.0, math.inf),
-    )
+    attn_magnitude = Statistic(meaning="Mean of ‖attn_out‖ / ‖x‖, where x is the stream before it.", bounds=POSITIVE)
     attn_orientation = Statistic(meaning="Mean of cos(attn_out, x).", bounds=(-1.0, 1.0))
-    mlp_magnitude = Statistic(
-        meaning="Mean of ‖mlp_out‖ / ‖x‖, where x is the stream before it.",
-        bounds=(0.0, math.inf),
-    )
+    mlp_magnitude = Statistic(meaning="Mean of ‖mlp_out‖ / ‖x‖, where x is the stream before it.", bounds=POSITIVE)
     mlp_orientation = Statistic(meaning="Mean of cos(mlp_out, x).", bounds=(-1.0, 1.0))
     cancellation = Statistic(meaning="Mean of ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write one direction.")
 

@@ -24,7 +24,7 @@ from ...interventions import Intervention, Values
 from ...maths.float64 import as_float64
 from ...maths.intervals import TextMeans
 from ...maths.ranks import rank_correlation
-from ...maths.statistic import Statistic
+from ...maths.statistic import UNBOUNDED, Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, shared_layers, subtracted
@@ -66,9 +66,7 @@ class HeadImportance(Changes):
     _TITLE = "Importance of heads for {metric}, to first order"
     _MAIN = "score"
     _AXES: ClassVar = {"text": "tokens"}
-    score = Statistic(
-        meaning="The mean score over texts.", tested=True, bounds=(-math.inf, math.inf), axes="layer head"
-    )
+    score = Statistic(meaning="The mean score over texts.", tested=True, bounds=UNBOUNDED, axes="layer head")
 
     method: str
     layers: tuple[int, ...]

@@ -1,6 +1,5 @@
 """Tests whether two heads interact: ablates them together and each alone (docs/formulas.md#ablation)."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -17,7 +16,7 @@ from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Head, Heads, Values
 from ...maths.intervals import TextMeans
-from ...maths.statistic import Statistic
+from ...maths.statistic import UNBOUNDED, Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.quantity import Places
@@ -34,7 +33,7 @@ Pair = tuple[Head, Head]
 
 
 def _change(meaning: str) -> Statistic:
-    return Statistic(meaning=meaning, bounds=(-math.inf, math.inf), axes="pair")
+    return Statistic(meaning=meaning, bounds=UNBOUNDED, axes="pair")
 
 
 @dataclass(frozen=True, repr=False)

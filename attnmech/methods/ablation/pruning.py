@@ -1,6 +1,5 @@
 """Ablates heads one after another, the least harmful first (docs/formulas.md#ablation)."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from ...draw.text import signed
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
 from ...maths.intervals import TextMeans
-from ...maths.statistic import Statistic
+from ...maths.statistic import UNBOUNDED, Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
@@ -54,7 +53,7 @@ class PruningCurve(Table):
     _MAIN = "effect"
     _AXES: ClassVar = {"step": "order", "draw": "random_orders", "text": "tokens"}
     effect = Statistic(
-        meaning="The change of the mean metric after each step.", tested=True, bounds=(-math.inf, math.inf), axes="step"
+        meaning="The change of the mean metric after each step.", tested=True, bounds=UNBOUNDED, axes="step"
     )
 
     metric: str

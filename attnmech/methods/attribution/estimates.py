@@ -21,7 +21,7 @@ from ...draw.text import with_minus_signs
 from ...maths.copies import distinct_of
 from ...maths.intervals import TextMeans
 from ...maths.ranks import rank_correlation
-from ...maths.statistic import Statistic
+from ...maths.statistic import UNBOUNDED, Statistic
 from ...results.by_layer import subtracted
 from ...results.circuit import Circuit
 from ...results.quantity import Places
@@ -155,9 +155,7 @@ class Estimates(Changes):
     _MAIN = "effect"
     _SAMPLE = "pair"
     _AXES: ClassVar = {"pair": "tokens"}
-    effect = Statistic(
-        meaning="The mean estimate over pairs.", tested=True, bounds=(-math.inf, math.inf), axes="*place"
-    )
+    effect = Statistic(meaning="The mean estimate over pairs.", tested=True, bounds=UNBOUNDED, axes="*place")
 
     method: str
     nodes: str

@@ -1,6 +1,5 @@
 """Measures drift during a pass: streams are collected until there are enough for a scan of the vocabulary."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -13,7 +12,7 @@ from ...basics.arguments import optional_flag
 from ...errors import InputError
 from ...maths.float64 import as_float64, float64_device
 from ...maths.groups import by_group, joined
-from ...maths.statistic import Statistic, Statistics
+from ...maths.statistic import POSITIVE, UNBOUNDED, Statistic, Statistics
 from ...model.attention.observed import LayerEnd
 from ...model.reading.vocabulary import Vocabulary, further_of, require_positions, vocabulary_of
 from ...model.run.hooked import HookedModel
@@ -35,32 +34,23 @@ class DriftStatistics:
         meaning="`cosine` after subtracting means: that of the text's ordinary tokens, and that of all rows.",
         bounds=(-1.0, 1.0),
     )
-    dot = Statistic(
-        meaning="Mean dot product between the stream and its token's own row.",
-        bounds=(-math.inf, math.inf),
-    )
+    dot = Statistic(meaning="Mean dot product between the stream and its token's own row.", bounds=UNBOUNDED)
     rank = Statistic(
         meaning="Mean number of rows more similar than the token's own; a few tokens may dominate this mean, but not "
         "`log_rank`.",
         short="rank of the token's own row",
         printed=True,
-        bounds=(0.0, math.inf),
+        bounds=POSITIVE,
     )
-    log_rank = Statistic(meaning="Mean of log10(1 + rank).", bounds=(0.0, math.inf))
+    log_rank = Statistic(meaning="Mean of log10(1 + rank).", bounds=POSITIVE)
     churn = Statistic(
         meaning="Mean share of the k nearest rows that were not among the k nearest in the layer below; NaN in the "
         "first layer.",
         unit="share",
         printed=True,
     )
-    cosine_step = Statistic(
-        meaning="Mean absolute change of the cosine since the layer below.",
-        bounds=(0.0, math.inf),
-    )
-    rank_step = Statistic(
-        meaning="Mean absolute change of log10(1 + rank) since the layer below.",
-        bounds=(0.0, math.inf),
-    )
+    cosine_step = Statistic(meaning="Mean absolute change of the cosine since the layer below.", bounds=POSITIVE)
+    rank_step = Statistic(meaning="Mean absolute change of log10(1 + rank) since the layer below.", bounds=POSITIVE)
     vocabulary_cosine = Statistic(
         meaning="Mean cosine between the stream and all rows.",
         bounds=(-1.0, 1.0),

@@ -3,7 +3,6 @@
 Formulas: docs/formulas.md#faithfulness.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +27,7 @@ from ...errors import InputError
 from ...interventions import Values
 from ...maths.float64 import as_float64
 from ...maths.intervals import LEVEL, TextMeans
-from ...maths.statistic import Statistic
+from ...maths.statistic import UNBOUNDED, Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.circuit import Circuit
@@ -69,12 +68,10 @@ class Faithfulness(Table):
     _SAMPLE = "pair"
     _AXES: ClassVar = {"pair": "tokens", "circuit": "sizes"}
     faithfulness = Statistic(
-        meaning="The share of the metric that each circuit keeps.", bounds=(-math.inf, math.inf), axes="circuit"
+        meaning="The share of the metric that each circuit keeps.", bounds=UNBOUNDED, axes="circuit"
     )
     completeness = Statistic(
-        meaning="The share of the metric that is left without each circuit.",
-        bounds=(-math.inf, math.inf),
-        axes="circuit",
+        meaning="The share of the metric that is left without each circuit.", bounds=UNBOUNDED, axes="circuit"
     )
 
     metric: str

@@ -1,10 +1,9 @@
 """The numbers measured on each head's queries and keys before projection."""
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
-from ...maths.statistic import Statistic, Statistics
+from ...maths.statistic import POSITIVE, UNBOUNDED, Statistic, Statistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +20,7 @@ class HeadNumbers:
     scale = Number(
         meaning='c of each head; NaN with `geometry="exact"`.',
         short="scale c",
-        bounds=(0.0, math.inf),
+        bounds=POSITIVE,
         printed=True,
     )
     correlation = Number(
@@ -56,11 +55,11 @@ class HeadNumbers:
         reading="rank correlation of distance and score over the keys of the query furthest from −1",
         bounds=(-1.0, 1.0),
     )
-    query_norm = Number(meaning="The median norm of queries, before scale and shift.", bounds=(0.0, math.inf))
-    key_norm = Number(meaning="The median norm of keys, before scale and shift.", bounds=(0.0, math.inf))
+    query_norm = Number(meaning="The median norm of queries, before scale and shift.", bounds=POSITIVE)
+    key_norm = Number(meaning="The median norm of keys, before scale and shift.", bounds=POSITIVE)
     centroid_distance = Number(
         meaning="The distance between the means of queries and keys after scaling, before the shift: ‖c q̄ − k̄ / c‖.",
-        bounds=(0.0, math.inf),
+        bounds=POSITIVE,
     )
     separation = Number(
         meaning="`centroid_distance` in spreads; a spread is the root mean square distance of a point from the mean "
@@ -68,7 +67,7 @@ class HeadNumbers:
         label="distance of centroids, in spreads",
         reading="between queries and keys before the shift; 1 is the root mean square distance of a point from the "
         "centroid of its kind",
-        bounds=(0.0, math.inf),
+        bounds=POSITIVE,
         printed=True,
     )
     shift_share = Number(
@@ -80,7 +79,7 @@ class HeadNumbers:
         """,
         label="share lost by the shift",
         reading="the part of the score differences between keys that is due to the mean query and lost from distances",
-        bounds=(-math.inf, math.inf),
+        bounds=UNBOUNDED,
     )
     attention_change = Number(
         meaning="""The largest change of a probability when scores are computed from the points: 0 up to rounding.

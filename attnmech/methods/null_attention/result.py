@@ -23,7 +23,7 @@ from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
 from ...maths.intervals import TextMeans
-from ...maths.statistic import Statistic
+from ...maths.statistic import POSITIVE, UNBOUNDED, Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, subtracted
@@ -54,7 +54,7 @@ INTERVENTIONS: Final = {
 def _effect(name: str) -> Statistic:
     meaning = f"The change of the metric if {INTERVENTIONS[name]}."
     printed = name in ("remove", "zero_value")
-    return Statistic(meaning=meaning, printed=printed, tested=True, bounds=(-math.inf, math.inf))
+    return Statistic(meaning=meaning, printed=printed, tested=True, bounds=UNBOUNDED)
 
 
 @public
@@ -207,19 +207,19 @@ class NullStatistics:
         "is a mean over them, weighted by the attention that each receives.",
         unit="of the median",
         printed=True,
-        bounds=(0.0, math.inf),
+        bounds=POSITIVE,
     )
     update_at_sink = Statistic(
         meaning="The mean of ‖u‖ / ‖x‖ on the rows that attend most to the sink, excluding the sink's own row.",
-        bounds=(0.0, math.inf),
+        bounds=POSITIVE,
     )
     update_elsewhere = Statistic(
-        meaning="The mean of ‖u‖ / ‖x‖ on the rows that attend most to another key.", bounds=(0.0, math.inf)
+        meaning="The mean of ‖u‖ / ‖x‖ on the rows that attend most to another key.", bounds=POSITIVE
     )
     update_difference = Statistic(
         meaning="Update at the sink minus update elsewhere, over the texts that have rows of both kinds. Figure 10 "
         "claims that heads write less while they attend to the sink: that holds where the whole interval is below 0.",
-        bounds=(-math.inf, math.inf),
+        bounds=UNBOUNDED,
     )
     remove = _effect("remove")
     zero_value = _effect("zero_value")

@@ -3,7 +3,6 @@
 Formulas: docs/formulas.md#patching.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self, Unpack
@@ -19,7 +18,7 @@ from ...basics.public import public
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Positions, checked_heads
 from ...maths.intervals import TextMeans, difference
-from ...maths.statistic import Statistic
+from ...maths.statistic import UNBOUNDED, Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.points import require_heads
@@ -51,7 +50,7 @@ class Patched(Effects):
         "restores the clean metric. Where it is NaN, `not_recoverable` gives the reason.",
         unit="of the gap",
         printed=True,
-        bounds=(-math.inf, math.inf),
+        bounds=UNBOUNDED,
         axes="layer place",
     )
 

@@ -4,7 +4,6 @@ together.
 Formulas: docs/formulas.md#shares-of-variance.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
@@ -22,7 +21,7 @@ from ...draw.text import percent
 from ...maths.float64 import as_float64, put
 from ...maths.groups import FIRST
 from ...maths.ranks import rank_correlation
-from ...maths.statistic import Statistic, Statistics
+from ...maths.statistic import UNBOUNDED, Statistic, Statistics
 from ...maths.variance_shares import row_covariances
 from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
@@ -39,9 +38,7 @@ from ...runs.token_types import ROW_CLASSES, row_classes
 
 def _share(term: str, meaning: str) -> Statistic:
     return Statistic(
-        meaning=f"The share that comes from {meaning}.",
-        label=f"share of {term_style(term).label}",
-        bounds=(-math.inf, math.inf),
+        meaning=f"The share that comes from {meaning}.", label=f"share of {term_style(term).label}", bounds=UNBOUNDED
     )
 
 

@@ -1,6 +1,5 @@
 """Mean attention between segments by their distance, with intervals over texts."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -12,7 +11,7 @@ from torch import Tensor
 from ...basics.arguments import option
 from ...errors import InputError
 from ...maths.intervals import TextMeans
-from ...maths.statistic import Statistic
+from ...maths.statistic import UNBOUNDED, Statistic
 from ...results.by_layer import table_of
 from ...results.quantity import Places
 from ...runs.summed import SummedTable
@@ -47,7 +46,7 @@ class SegmentStatistics:
         "four scores. It is high where later segments attend to only a few earlier segments. As in Thought Anchors "
         "(arXiv 2506.19143): mean attention per pair of tokens, from segments at least `gap` later, biased moments, "
         "minus 3.",
-        bounds=(-math.inf, math.inf),
+        bounds=UNBOUNDED,
     )
 
 

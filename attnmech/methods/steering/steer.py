@@ -3,7 +3,6 @@
 Formulas: docs/formulas.md#steering.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
@@ -21,7 +20,7 @@ from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...interventions import Heads, Intervention, Positions, Values
 from ...maths.intervals import TextMeans
-from ...maths.statistic import Statistic
+from ...maths.statistic import POSITIVE, UNBOUNDED, Statistic
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
@@ -47,11 +46,11 @@ class Steering(Table):
     _MAIN = "effect"
     _AXES: ClassVar = {"factor": "factors", "text": "tokens"}
     effect = Statistic(
-        meaning="The mean change of the metric over texts.", tested=True, bounds=(-math.inf, math.inf), axes="factor"
+        meaning="The mean change of the metric over texts.", tested=True, bounds=UNBOUNDED, axes="factor"
     )
     side_effect = Statistic(
         meaning="The mean KL divergence on other texts, in nats; NaN without other texts.",
-        bounds=(0.0, math.inf),
+        bounds=POSITIVE,
         axes="factor",
     )
 

@@ -5,7 +5,6 @@ Formulas: docs/formulas.md#residual-updates.
 Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +28,7 @@ from ...draw.text import percent, signed
 from ...errors import InputError
 from ...maths.groups import FIRST
 from ...maths.intervals import TextMeans
-from ...maths.statistic import Statistic
+from ...maths.statistic import UNBOUNDED, Statistic
 from ...maths.update_statistics import STATISTICS, UpdateStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.inputs.encoders import tokenized
@@ -155,7 +154,7 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
     logit = Statistic(
         meaning="Mean of `logits` over texts, the head's direct logit attribution; with `answers` only.",
         tested=True,
-        bounds=(-math.inf, math.inf),
+        bounds=UNBOUNDED,
     )
 
     @property
