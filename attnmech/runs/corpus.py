@@ -190,8 +190,8 @@ def contents_of(parts: Sequence[CorpusBatch]) -> list[int]:
 def by_text(parts: Sequence[CorpusBatch], values: Callable[[CorpusBatch], Iterable[Value]]) -> list[Value]:
     """The value of each text, by its number, from those of each batch."""
     pairs = (zip(part.documents.tolist(), values(part), strict=True) for part in parts)
-    found = dict(chain.from_iterable(pairs))
-    return [found[number] for number in sorted(found)]
+    of_text = dict(chain.from_iterable(pairs))
+    return [of_text[number] for number in sorted(of_text)]
 
 
 def is_one_batch(model: HookedModel, inputs: Any) -> bool:
