@@ -132,7 +132,8 @@ def resampled_z(
     draws = whole_number("draws", draws, least=1, most=count - (reference is None), most_is=available)
     longest = max(int(part.batch.queries(label).lengths.max()) for part in parts)
     # Donors are drawn in the order of the texts' digests, so that the order of the inputs does not matter.
-    taking, giving = (torch.tensor(contents_of(given)).argsort(stable=True) for given in (parts, donating))
+    taking = torch.tensor(contents_of(parts)).argsort(stable=True)
+    giving = torch.tensor(contents_of(donating)).argsort(stable=True)
     lengths = torch.zeros(count, dtype=torch.long)
     columns = torch.zeros(count, max(part.batch.queries(label).ids.shape[1] for part in donating), dtype=torch.long)
     for part in donating:
