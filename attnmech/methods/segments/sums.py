@@ -138,7 +138,7 @@ class SegmentSums(Reducer):
 
 
 def grouped_texts(of_texts: Sequence[Mapping[str, Tensor]], digests: Int[Tensor, " text"]) -> State:
-    """The state of several texts, each of which `closed_text` returned."""
+    """The state of several texts, from what `closed_text` returned for each."""
     by_text = {name: torch.stack([values[name] for values in of_texts], dim=-1) for name in _BY_TEXT}
     by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
     by_text["counts"] = by_text["counts"][0, :, None, None]
