@@ -20,6 +20,7 @@ import models
 import numpy as np
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -127,8 +128,8 @@ RUN: list[Case] = [
     (lambda: demo.generate(TEXT, 2, foo=3), InputError, "`generate` has no option `foo`. It takes stop_at_eos, "),
     (lambda: demo.generate(TEXT, 2, topk=3), InputError, "`generate` has no option `topk`; try `top_k`. It takes "),
     (lambda: demo.generate(TEXT, 2, do_sample="no"), InputError, "`do_sample` must be True or False; got 'no'."),
-    (lambda: demo.generate(TEXT, 2, do_sample=True, temperature=NAN), InputError, "cannot generate with do_sample"),
-    (lambda: demo.generate(TEXT, 2, do_sample=True, top_k=0), InputError, "top_k has to be greater than 0"),
+    (lambda: demo.generate(TEXT, 2, do_sample=True, temperature=NAN), InputError, "`temperature` must be a"),
+    (lambda: demo.generate(TEXT, 2, do_sample=True, top_k=0), InputError, "`top_k` must be a whole number"),
     (lambda: demo.generate(TEXT, 2.5), InputError, "`max_new_tokens` must be a whole number, 1 or more; got 2.5."),
 ]  # fmt: skip
 
@@ -366,7 +367,7 @@ HEADINGS: Final = ("_heading", "lead")
 def check_whole(again: Any, result: Any) -> None:
     """Asserts that a loaded result is the one that was saved."""
     assert type(again) is type(result) and repr(again) == repr(result) and again.provenance == result.provenance
-    assert again.to_frame().equals(result.to_frame())
+    assert_frame_equal(again.to_frame(), result.to_frame(), rtol=1e-6)  # rounding: its sums may be strided
     assert not hasattr(result, "to_html") or again.to_html() == result.to_html()
     for field in fields(result):
         one, other = getattr(result, field.name), getattr(again, field.name)

@@ -223,7 +223,7 @@ def test_where_leaves_out_rows_afterwards() -> None:
     entropy = focus.by_row("entropy")
     assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
     assert some["entropy"].interval()[0].isnan().all()  # of two texts
-    refuses("only statistics that are kept row by row", lambda: some.received, error=MissingPointError)
+    refuses("neither a choice of `rows` nor", lambda: some.received, error=MissingPointError)
 
 
 def test_token_types() -> None:
