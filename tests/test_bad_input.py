@@ -364,11 +364,19 @@ def check_headings(result: Any) -> None:
 HEADINGS: Final = ("_heading", "lead")
 
 
+NUMBER: Final = r"(\d+\.\d+(?:e-\d+)?)"
+
+
 def check_whole(again: Any, result: Any) -> None:
     """Asserts that a loaded result is the one that was saved."""
     assert type(again) is type(result) and repr(again) == repr(result) and again.provenance == result.provenance
-    assert_frame_equal(again.to_frame(), result.to_frame(), rtol=1e-6)  # rounding: its sums may be strided
-    assert not hasattr(result, "to_html") or again.to_html() == result.to_html()
+    assert_frame_equal(
+        again.to_frame(), result.to_frame(), rtol=1e-6
+    )  # in memory, what is added up may lie in another order
+    if hasattr(result, "to_html"):
+        one, other = (re.split(NUMBER, each.to_html()) for each in (again, result))
+        assert one[::2] == other[::2]
+        np.testing.assert_allclose(np.array(one[1::2], float), np.array(other[1::2], float), rtol=1e-4, atol=1e-5)
     for field in fields(result):
         one, other = getattr(result, field.name), getattr(again, field.name)
         if isinstance(one, torch.Tensor):
