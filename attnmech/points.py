@@ -75,12 +75,7 @@ POINTS: Final = {
         Point("pattern", _PAIRS, "softmax of scores over the keys", _BLOCK + "attn.hook_pattern"),
         Point("gate", _QUERIES, "factor of the pattern-weighted sum of v", _BLOCK + "attn.hook_gate"),
         Point("z", _QUERIES, "pattern-weighted sum of v (times the gate), which W_O reads", _BLOCK + "attn.hook_z"),
-        Point(
-            "result",
-            ("batch", "position", "head", "d_model"),
-            "z W_O of each head",
-            _BLOCK + "attn.hook_result",
-        ),
+        Point("result", ("batch", "position", "head", "d_model"), "z W_O of each head", _BLOCK + "attn.hook_result"),
         Point("attn_raw", _STREAM, "sum of result over heads + b_O", _BLOCK + "attn.o.hook_out"),
         Point("attn_out", _STREAM, "what attention adds to the stream", _BLOCK + "hook_attn_out"),
         Point("mixer_out", _STREAM, "what a mixer beside attention adds to the stream", _BLOCK + "hook_mixer_out"),

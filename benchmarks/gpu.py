@@ -37,11 +37,7 @@ RUN, STATISTICS, SWEEP, REPORT = (
     "attnmech, ablate 8 heads",
     "attnmech, report",
 )
-TARGETS: Final = (
-    (RUN, FUSED, "time", 1.15),
-    (STATISTICS, FUSED, "time", 2.0),
-    (STATISTICS, CACHE, "memory", 0.1),
-)
+TARGETS: Final = ((RUN, FUSED, "time", 1.15), (STATISTICS, FUSED, "time", 2.0), (STATISTICS, CACHE, "memory", 0.1))
 """A contender, its reference, the compared quantity, and the largest acceptable ratio at the middle length."""
 
 

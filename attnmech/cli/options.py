@@ -39,9 +39,7 @@ class Options:
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file",
-            "-f",
-            help="A corpus: .txt with one document per line, .jsonl, .json, .csv, .tsv or .parquet.",
+            "--file", "-f", help="A corpus: .txt with one document per line, .jsonl, .json, .csv, .tsv or .parquet."
         ),
     ] = None
     column: Annotated[

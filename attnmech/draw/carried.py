@@ -8,14 +8,7 @@ from typing import Any, Final
 
 from ..errors import InputError
 from .chart import ByChoice, Chart, Slot
-from .packing import (
-    logarithms,
-    pack_keys,
-    pack_logarithms,
-    pack_texts,
-    pack_values,
-    rounding_error,
-)
+from .packing import logarithms, pack_keys, pack_logarithms, pack_texts, pack_values, rounding_error
 
 MOST_PLAIN: Final = 256
 """Arrays of up to this many numbers are stored unpacked."""

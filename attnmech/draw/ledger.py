@@ -279,14 +279,7 @@ _LAYOUT: Final = {
     "template": FIGURE_STYLE,
     "barmode": "relative",
     "bargap": 0.25,
-    "title": {
-        "font": {"size": 13},
-        "x": 0,
-        "xanchor": "left",
-        "y": 1,
-        "yanchor": "top",
-        "pad": {"t": 16},
-    },
+    "title": {"font": {"size": 13}, "x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 16}},
     # Below the figure, where it has room: on a phone, each entry takes a line.
     "legend": {"traceorder": "normal", "yref": "container", "y": 0, "yanchor": "bottom"},
     "xaxis": {"title": {}, "domain": [0, 0.7], **_LINE_AT_0},
@@ -297,12 +290,7 @@ _LAYOUT: Final = {
         "anchor": "y",
         **_LINE_AT_0,
     },
-    "yaxis": {
-        "type": "category",
-        "categoryorder": "array",
-        "title": {"standoff": 8},
-        "showgrid": False,
-    },
+    "yaxis": {"type": "category", "categoryorder": "array", "title": {"standoff": 8}, "showgrid": False},
     "margin": {"t": 70, "r": 34},
 }
 

@@ -32,11 +32,7 @@ _TICKS: Final = 40
 
 @public
 def heatmap(
-    weights: Array,
-    labels: Sequence[str] | None = None,
-    *,
-    keys: Sequence[str] | None = None,
-    sums_to_one: bool = True,
+    weights: Array, labels: Sequence[str] | None = None, *, keys: Sequence[str] | None = None, sums_to_one: bool = True
 ) -> go.Figure:
     """Draws one head's attention as a heatmap: queries downwards, keys to the right, from 0 to 1.
 

@@ -255,9 +255,7 @@ def _data(page: Page) -> dict[str, Any]:
     if page.reasons:
         queries = len(page.reasons[0][0])
         texts["reason"] = ByChoice.texts(
-            ("layer", "head", "query"),
-            (*places, queries),
-            lambda layer, head, query: page.reasons[layer][head][query],
+            ("layer", "head", "query"), (*places, queries), lambda layer, head, query: page.reasons[layer][head][query]
         )
     of_heads = {f"card-{number}": entries for number, entries in enumerate(page.heads.card.values())}
     for name, entries in (of_heads | ({"headline": page.headlines} if page.headlines else {})).items():

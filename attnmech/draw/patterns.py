@@ -66,12 +66,7 @@ def value_weighted(
 
 
 def checked_pattern(
-    pattern: Array,
-    tokens: Sequence[str],
-    keys: Sequence[str] | None,
-    *,
-    axes: str,
-    sums_to_one: bool,
+    pattern: Array, tokens: Sequence[str], keys: Sequence[str] | None, *, axes: str, sums_to_one: bool
 ) -> Float[np.ndarray, "..."]:
     """Returns the pattern as a float32 array, after checks of its axes, tokens and rows, which must be probabilities.
 

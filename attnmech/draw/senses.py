@@ -209,10 +209,7 @@ def spectrogram_section(
     )
     line = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": NEUTRAL, "dash": "dot"}}
     figure.update_layout(
-        template=FIGURE_STYLE,
-        height=430,
-        shapes=[] if crosses else [line | {"x0": 0, "x1": 0}],
-        margin={"t": 10},
+        template=FIGURE_STYLE, height=430, shapes=[] if crosses else [line | {"x0": 0, "x1": 0}], margin={"t": 10}
     )
     figure.update_xaxes(title_text="time (s)", row=2, col=1)
     figure.update_yaxes(title_text="attention", rangemode="tozero", row=1, col=1)

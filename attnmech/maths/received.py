@@ -119,11 +119,7 @@ def sink_sums(
     α_k is `received` divided by the number `seen` of rows that see key k.
     """
     rate = received / seen.clamp_min(1)[:, :, None]
-    return {
-        "sinks": (rate > SINK_RATE).sum(dim=1),
-        "sink_rate": rate.sum(dim=1),
-        "samples": (seen > 0).sum(dim=1),
-    }
+    return {"sinks": (rate > SINK_RATE).sum(dim=1), "sink_rate": rate.sum(dim=1), "samples": (seen > 0).sum(dim=1)}
 
 
 def _by_diagonal(

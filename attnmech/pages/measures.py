@@ -151,11 +151,7 @@ def _weights(model: HookedModel) -> int:
 
 
 def sweeps(
-    model: HookedModel,
-    batches: Sequence[Batch],
-    types: HeadTypes | None,
-    notes: list[str],
-    step: Callable[[str], None],
+    model: HookedModel, batches: Sequence[Batch], types: HeadTypes | None, notes: list[str], step: Callable[[str], None]
 ) -> tuple[Measured, ...]:
     """Runs the ablation sweeps that take only seconds: on the page's texts and, with the demo model, on more texts of
     its language; of a large model, in the heads of the clearest types.

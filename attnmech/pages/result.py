@@ -371,10 +371,7 @@ class Report(WritesHtml):
                 f"max |Σ terms − score|; the largest score is {largest:.3g}",
             ),
             TableRow(
-                "certificate",
-                self.certificate.verdict,
-                "ok" if self.certificate.ok else "fail",
-                "see the checks below",
+                "certificate", self.certificate.verdict, "ok" if self.certificate.ok else "fail", "see the checks below"
             ),
         ]
 

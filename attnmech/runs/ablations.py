@@ -135,11 +135,7 @@ def check_reference(method: str, reference: object) -> None:
 
 
 def mean_of(
-    model: HookedModel,
-    reference: Values | Inputs | Iterable[Inputs],
-    layers: Sequence[int],
-    *,
-    bos: bool | None,
+    model: HookedModel, reference: Values | Inputs | Iterable[Inputs], layers: Sequence[int], *, bos: bool | None
 ) -> Values:
     """The mean of z over reference texts, in some layers; `reference` itself if it already holds values (`mean_z`)."""
     if not isinstance(reference, Values):

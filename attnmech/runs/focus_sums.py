@@ -11,15 +11,7 @@ from torch import Tensor
 from ..basics.arguments import whole_number
 from ..batch import Batch
 from ..maths.float64 import as_float64, float64_device, put
-from ..maths.focus import (
-    STATISTICS,
-    WITH_GLOBAL,
-    DefinedRows,
-    Places,
-    RowMeasures,
-    defined_rows,
-    statistics_by_class,
-)
+from ..maths.focus import STATISTICS, WITH_GLOBAL, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
 from ..maths.received import Received, neighbours, sink_sums, uniform_attention
 from ..maths.sums_by_text import counts_by_text
 from ..model.attention.local_global import global_tokens

@@ -151,12 +151,7 @@ class Metric:
 
     @classmethod
     def _of_endings(
-        cls,
-        model: HookedModel,
-        answers: Answers,
-        against: Answers,
-        texts: int,
-        prompts: Sequence[Tokenized] | None,
+        cls, model: HookedModel, answers: Answers, against: Answers, texts: int, prompts: Sequence[Tokenized] | None
     ) -> "Metric":
         if answers is None or against is not None:
             raise InputError(

@@ -212,7 +212,7 @@ def _whole_blocks(
 ) -> tuple[Float[Tensor, "statistic layer 1 batch position"], Bool[Tensor, "statistic layer 1 batch position"]]:
     """Each of `BLOCK_STATISTICS`, 0 where it is undefined, and where it is defined."""
     statistics = _against("attn", attention, real) | {
-        "cancellation": (attention.rest / parts.clamp_min(torch.finfo(parts.dtype).tiny), real & (parts > 0)),
+        "cancellation": (attention.rest / parts.clamp_min(torch.finfo(parts.dtype).tiny), real & (parts > 0))
     }
     none = torch.zeros_like(parts), torch.zeros_like(parts, dtype=torch.bool)
     statistics |= {"mlp_magnitude": none, "mlp_orientation": none} if mlp is None else _against("mlp", mlp, real)

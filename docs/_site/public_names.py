@@ -60,13 +60,13 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
                 "architecture.NormGate",
             ),
             "PatchGrid",
-        ),
+        )
     },
     "Errors": {
         "errors": (
             "AttnmechError",
             *(f"errors.{name}" for name in vars(errors) if name.endswith("Error") and name not in am.__all__),
-        ),
+        )
     },
 }
 """Each page with its names in `attnmech`, by question; `add_questions` adds those of `methods/`."""

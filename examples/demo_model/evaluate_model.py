@@ -55,11 +55,7 @@ def load(folder: Path | None = None) -> tuple[BloomForCausalLM, PreTrainedTokeni
 
 
 def evaluate(
-    model: BloomForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    cases: int = 200,
-    seed: int = FRESH_SEED,
+    model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, *, cases: int = 200, seed: int = FRESH_SEED
 ) -> list[Figure]:
     """Every figure of the model card.
 
@@ -108,10 +104,7 @@ def repetition_figure(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFas
             guess = model(input_ids=tokens).logits.argmax(-1)
         right.append((guess[:, PERIOD + 1 : -1] == tokens[:, PERIOD + 2 :]).float())
     return Figure(
-        "next word of a repeated span",
-        torch.cat(right).mean().item(),
-        len(right) * AT_ONCE,
-        1 / len(tokenizer),
+        "next word of a repeated span", torch.cat(right).mean().item(), len(right) * AT_ONCE, 1 / len(tokenizer)
     )
 
 

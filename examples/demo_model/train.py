@@ -61,11 +61,7 @@ def train(
     model = new_model(settings, tokenizer)
     model.to(torch.device(device))  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=(0.9, 0.98),
-        weight_decay=settings.weight_decay,
-        fused=True,
+        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=settings.weight_decay, fused=True
     )
     kept = Checkpoint(journal, asdict(settings)) if journal else None
     done = kept.resume(model, optimizer, rng) if kept else 0

@@ -157,8 +157,7 @@ class Tools:
             int | None, Field(ge=0, le=1_000_000, description="The position of the query; the last token if left out.")
         ] = None,
         key: Annotated[
-            int | None,
-            Field(ge=0, le=1_000_000, description="The position of the key; the most attended if left out."),
+            int | None, Field(ge=0, le=1_000_000, description="The position of the key; the most attended if left out.")
         ] = None,
     ) -> Answered:
         """Explain why a head attends from one token to another: the score as an exact sum of its terms.
@@ -417,14 +416,7 @@ class Tools:
         outputs.write(table, {".html": result.write_html, **others})
 
     def _answer(
-        self,
-        command: str,
-        hooked: Any,
-        result: Any,
-        shown: Rows,
-        asked: Asked,
-        *further: str,
-        named: bool = True,
+        self, command: str, hooked: Any, result: Any, shown: Rows, asked: Asked, *further: str, named: bool = True
     ) -> CallToolResult:
         self._write(asked.outputs, result, result.by_head(), **{".safetensors": result.save})
         summary = summary_of(command, hooked, result, asked.outputs, shown, *further)

@@ -12,10 +12,7 @@ from ...draw.intervals import error_bars
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from ...results.graph import EMBEDDING, LOGITS, Graph
 
-COLOURS: Final[Mapping[bool, tuple[str, str]]] = {
-    False: ("strongest", SCORE_COLOURS[-1]),
-    True: ("controls", NEUTRAL),
-}
+COLOURS: Final[Mapping[bool, tuple[str, str]]] = {False: ("strongest", SCORE_COLOURS[-1]), True: ("controls", NEUTRAL)}
 """The name and colour of nodes, by whether they are controls."""
 
 

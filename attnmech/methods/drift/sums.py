@@ -51,10 +51,7 @@ class DriftStatistics:
     )
     cosine_step = Statistic(meaning="Mean absolute change of the cosine since the layer below.", bounds=POSITIVE)
     rank_step = Statistic(meaning="Mean absolute change of log10(1 + rank) since the layer below.", bounds=POSITIVE)
-    vocabulary_cosine = Statistic(
-        meaning="Mean cosine between the stream and all rows.",
-        bounds=(-1.0, 1.0),
-    )
+    vocabulary_cosine = Statistic(meaning="Mean cosine between the stream and all rows.", bounds=(-1.0, 1.0))
 
 
 STATISTICS: Final = Statistics(DriftStatistics, Statistic)
@@ -325,11 +322,7 @@ class DriftSums(Reducer):
         values = self._to_own_rows(streams, means, own, further)
         query = directions(as_float64(streams), similarity, means)
         scan = Scan(
-            query.to(streams),
-            query,
-            own,
-            reference.k,
-            lambda ids: reference.directions_of(ids, further, similarity),
+            query.to(streams), query, own, reference.k, lambda ids: reference.directions_of(ids, further, similarity)
         )
         size = min(_ROWS_AT_ONCE, max(256, _SIMILARITIES_AT_ONCE // len(own)))
         mean = moments.row.to(streams)

@@ -69,10 +69,7 @@ def strongest_of_groups(
 
 
 def strongest_of_halves(
-    value: Float[Tensor, "*places row"],
-    group: Int[Tensor, "*places row"],
-    text: Int[Tensor, "*places row"],
-    count: int,
+    value: Float[Tensor, "*places row"], group: Int[Tensor, "*places row"], text: Int[Tensor, "*places row"], count: int
 ) -> Int[Tensor, "*places kept"]:
     """Returns the rows that `strongest_of_groups` finds among texts with even numbers, and among those with odd
     numbers, of both together the highest first.

@@ -32,19 +32,7 @@ from ...runs.summed import Summed
 from .example import Example
 from .figures import READING, SCRIPT, packed_layer
 from .formulas import RELATIONS, difference_of_halves, fifths, first_places, relations, strongest_of_groups
-from .sums import (
-    BY,
-    HIGHEST,
-    OFFERS,
-    POINTS,
-    SAMPLE,
-    WINDOW,
-    ExampleSums,
-    Statistic,
-    bigrams,
-    fields_of,
-    name_of,
-)
+from .sums import BY, HIGHEST, OFFERS, POINTS, SAMPLE, WINDOW, ExampleSums, Statistic, bigrams, fields_of, name_of
 
 MOST: Final = 50
 """The largest k: the state of 1,024 heads then takes 266 MB (83 MB for k = 10)."""

@@ -433,10 +433,7 @@ def types_section(
     """The atlas, for a page where the reader chooses a head; with the effects of ablating heads, if known."""
     made = types._page_sections(effects)[0]
     return replace(
-        made,
-        finding=" ".join(filter(None, (types.lead, sentence))),
-        call=f"{call}.plot()",
-        contents="Types of heads",
+        made, finding=" ".join(filter(None, (types.lead, sentence))), call=f"{call}.plot()", contents="Types of heads"
     )
 
 

@@ -15,12 +15,7 @@ from ...maths.ranks import plain_correlation, rank_correlation
 from ...maths.softmax import softmax_of
 from ...maths.variance_shares import row_covariances
 from ...model.attention.observed import RowBlock
-from .distances import (
-    PairDistances,
-    criterion,
-    row_rank_correlation,
-    weighted_correlation,
-)
+from .distances import PairDistances, criterion, row_rank_correlation, weighted_correlation
 from .formulas import ScaleAndShift, Sphere, scale_grid, scale_of_norms
 from .numbers import NUMBERS
 from .token_pairs import Pairs, Tokens, drawn

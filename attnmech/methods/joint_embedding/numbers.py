@@ -18,10 +18,7 @@ class HeadNumbers:
     """The numbers of each embedded head."""
 
     scale = Number(
-        meaning='c of each head; NaN with `geometry="exact"`.',
-        short="scale c",
-        bounds=POSITIVE,
-        printed=True,
+        meaning='c of each head; NaN with `geometry="exact"`.', short="scale c", bounds=POSITIVE, printed=True
     )
     correlation = Number(
         meaning="""The correlation of distance and dot product (for geometry="exact", of distance and score), before

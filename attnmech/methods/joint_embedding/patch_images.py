@@ -49,9 +49,7 @@ def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImage
     return PatchImages((means.shape[2], means.shape[3]), pictures, tokens.of_each(colours))
 
 
-def _coloured(
-    pixels: Float[Tensor, "batch channel height width"],
-) -> Float[Tensor, "batch 3 height width"]:
+def _coloured(pixels: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch 3 height width"]:
     """Converts to red, green and blue from 0 to 255: the first three channels, or grey from the first channel."""
     channels = pixels[:, :3] if pixels.shape[1] >= 3 else pixels[:, :1].expand(-1, 3, -1, -1)
     low = channels.amin(dim=(1, 2, 3), keepdim=True)

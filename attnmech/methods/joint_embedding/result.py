@@ -277,11 +277,7 @@ def _carried(batch: Batch, heads: int) -> list[int]:
 
 
 def _picture(
-    name: str,
-    plan: Plan,
-    embedder: Embedder,
-    embedded: Sequence[EmbeddedHead],
-    fitted: "JointEmbedding | None",
+    name: str, plan: Plan, embedder: Embedder, embedded: Sequence[EmbeddedHead], fitted: "JointEmbedding | None"
 ) -> tuple[Float[Tensor, "chosen point dims"], dict[str, Tensor]]:
     """The points of every head in one projection, and the measures after it."""
     projecting = Projecting(name, plan.dims, plan.perplexity, plan.seed)

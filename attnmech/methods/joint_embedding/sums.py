@@ -41,10 +41,7 @@ def in_threads(measure: Callable[[int], Found], count: int) -> list[Found]:
     if min(threads, count) < 2:
         return [measure(number) for number in range(count)]
     try:
-        with (
-            threadpool_limits(1, user_api="blas"),
-            ThreadPoolExecutor(threads, initializer=_alone) as pool,
-        ):
+        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads, initializer=_alone) as pool:
             return list(pool.map(measure, range(count)))
     finally:
         torch.set_num_threads(threads)  # new threads inherit this number

@@ -83,9 +83,7 @@ def most_attended(
 
 
 def sink_mass(
-    received: Float[Tensor, "batch head key"],
-    sink: Bool[Tensor, "batch _ key"],
-    others: Bool[Tensor, "batch _ key"],
+    received: Float[Tensor, "batch head key"], sink: Bool[Tensor, "batch _ key"], others: Bool[Tensor, "batch _ key"]
 ) -> Float[Tensor, "batch head"]:
     """Σ_i p_i,sink / (number of rows i) over the rows outside the sink; `received` is Σ_i p_ij over these rows."""
     return received.masked_fill(~sink, 0.0).sum(dim=-1) / others.sum(dim=-1)

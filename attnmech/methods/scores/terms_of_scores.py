@@ -70,12 +70,7 @@ class SplitScores(Result):
     def _axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes labelled by tokens."""
         queries, keys = len(self.tokens[0]), len(self.key_tokens[0])
-        return {
-            "batch": len(self.tokens),
-            "position": queries,
-            "query": queries,
-            "key": keys,
-        }
+        return {"batch": len(self.tokens), "position": queries, "query": queries, "key": keys}
 
     def _check(self) -> None:
         lengths = self._axis_lengths

@@ -66,10 +66,7 @@ class ByDistance:
 
     @classmethod
     def fitted(
-        cls,
-        sums: Float[Tensor, "*places distance"],
-        rows: Float[Tensor, "*places row"],
-        first_key: int = 0,
+        cls, sums: Float[Tensor, "*places distance"], rows: Float[Tensor, "*places row"], first_key: int = 0
     ) -> "ByDistance":
         """Fits the pattern with these totals Σ p_ij by distance and by row, by iterative proportional fitting.
 

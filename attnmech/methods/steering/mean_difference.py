@@ -297,13 +297,7 @@ def mean_difference(
 
 
 def _activations(
-    model: HookedModel,
-    inputs: Any,
-    point: str,
-    layers: Sequence[int],
-    pooling: str,
-    bos: bool | None,
-    progress: bool,
+    model: HookedModel, inputs: Any, point: str, layers: Sequence[int], pooling: str, bos: bool | None, progress: bool
 ) -> tuple[dict[int, Float[Tensor, "layer *head d"]], int, str, bool | None]:
     """The activation of each distinct text by its digest, the number and the digest of all texts, and their
     `Batch.bos`.

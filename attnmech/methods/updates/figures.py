@@ -313,9 +313,7 @@ def _points(
         )
     emphasis = "large: the selected head; small: all heads of the layer<br>" if chosen else ""
     figure.update_layout(
-        template=FIGURE_STYLE,
-        hovermode="closest",
-        legend={"title": {"text": f"{emphasis}highest attention to"}},
+        template=FIGURE_STYLE, hovermode="closest", legend={"title": {"text": f"{emphasis}highest attention to"}}
     )
     return figure, slots
 

@@ -275,10 +275,7 @@ def _along(changes: Bool[Tensor, "recording ..."], time: int) -> Bool[Tensor, "r
 
 
 def _verified(
-    parts: Sequence[Part | None],
-    merging: _Merging,
-    noise: Mapping[str, Tensor],
-    merged: Float[Tensor, "token d_model"],
+    parts: Sequence[Part | None], merging: _Merging, noise: Mapping[str, Tensor], merged: Float[Tensor, "token d_model"]
 ) -> tuple[Part | None, ...]:
     """The parts, if their tokens change with just these pixels; None for all if one does not."""
     other = merging.noise(1)

@@ -163,14 +163,7 @@ def mask_rule(
         return attention_mask
     padding = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
     return MaskRule(
-        batch_size,
-        q_length,
-        kv_length,
-        int(q_offset),
-        int(kv_offset),
-        mask_function,
-        padding,
-        torch.device(device),
+        batch_size, q_length, kv_length, int(q_offset), int(kv_offset), mask_function, padding, torch.device(device)
     )
 
 

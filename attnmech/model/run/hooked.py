@@ -44,16 +44,7 @@ from ..structure.architecture import Architecture
 from ..structure.passes_apart import follows_length
 from .applying import placed_hooks, placed_intervention, require_means
 from .bridge import Bridges
-from .generation import (
-    Continuing,
-    Generated,
-    Sampling,
-    cache_agrees,
-    continued,
-    ends_of,
-    require_kept,
-    require_tokens,
-)
+from .generation import Continuing, Generated, Sampling, cache_agrees, continued, ends_of, require_kept, require_tokens
 from .gradients import Measure, run_with_gradients
 from .loss import Prediction, mask_id_of, predicted_by, text_losses
 from .wired import WiredModel
@@ -446,11 +437,7 @@ class HookedModel(WiredModel):
         return model_hash(self.config, self._hash.of(self._model))
 
     def provenance(
-        self,
-        digest: str,
-        tokens: tuple[tuple[str, ...], ...],
-        options: Mapping[str, Any],
-        copies: tuple[int, ...] = (),
+        self, digest: str, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any], copies: tuple[int, ...] = ()
     ) -> Provenance:
         """The provenance of a result of this model: weights, inputs with their SHA-256, active edits, options."""
         return Provenance(self.name, self.weights_hash, digest, self.edited, tokens, options, copies=copies)

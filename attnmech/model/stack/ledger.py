@@ -194,12 +194,7 @@ class ScoreAudit:
         position = None if self.parts.position is None else self.parts.term("position", rows)[..., :width]
         query, key = self.query.at(lambda value: value[:, :, rows]), self.key.at(lambda value: value[:, :, :width])
         allowed = score_rounding(
-            query,
-            key,
-            self.parts.scale,
-            d_head=self.parts.query_from_input.shape[-1],
-            score=scores,
-            position=position,
+            query, key, self.parts.scale, d_head=self.parts.query_from_input.shape[-1], score=scores, position=position
         )
         if self.parts.relative is not None:
             further = relative_rounding(self.parts.relative, query, key, self.parts.scale, rows)

@@ -55,10 +55,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
         return len(self._entries)
 
     def resolve(
-        self,
-        names: Iterable[PointName],
-        layers: Iterable[int] | None = None,
-        refused: Mapping[str, str] | None = None,
+        self, names: Iterable[PointName], layers: Iterable[int] | None = None, refused: Mapping[str, str] | None = None
     ) -> list[PointKey]:
         """The (name, layer) keys that a user's names refer to; a name alone means every layer in `layers`.
 

@@ -126,10 +126,7 @@ def _gptj(config: Config) -> Architecture:
 def _codegen(config: Config) -> Architecture:
     d_head = config.n_embd // config.n_head
     return replace(
-        _gptj(config),
-        name="CodeGen",
-        qkv=codegen_layout(config.n_head, d_head),
-        replacement=CodeGenAttention,
+        _gptj(config), name="CodeGen", qkv=codegen_layout(config.n_head, d_head), replacement=CodeGenAttention
     )
 
 

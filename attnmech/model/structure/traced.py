@@ -98,10 +98,7 @@ _UNDER_WAY: ContextVar[Trace] = ContextVar("traced pass")
 
 
 def trace_pass(
-    model: nn.Module,
-    inputs: Mapping[str, Any],
-    recorded: Mapping[str, nn.Module],
-    ended: Callable[[Trace, str], None],
+    model: nn.Module, inputs: Mapping[str, Any], recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None]
 ) -> Trace:
     """Runs a copy prepared by `use_attention(copy, TRACED)`, and records the calls of some modules by their paths.
 
