@@ -187,7 +187,6 @@ def _remove_abandoned_drafts(target: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process on this machine is still running."""
     if os.name != "posix":  # on Windows, signal 0 would end the process
         return True
     try:

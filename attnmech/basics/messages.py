@@ -16,8 +16,6 @@ class LongTextWarning(UserWarning):
 
 
 class _Call(NamedTuple):
-    """A public call under way."""
-
     arguments: Collection[str] | None
     """The names of its arguments; None if it takes any."""
     warned: set[type[Warning]]

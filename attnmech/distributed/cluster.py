@@ -74,7 +74,6 @@ def _place(address: str) -> tuple[str, int] | None:
 
 
 def _require_answer(address: str) -> None:
-    """Raises `EngineError` if nothing accepts connections at the address."""
     start = "Start one with `ray start --head`, or leave out `address` to run on this machine."
     known = address
     if address == "auto":

@@ -70,8 +70,6 @@ Feed: TypeAlias = Callable[[], WorkerCall | None]
 
 @dataclass(eq=False)
 class _Seat:
-    """A worker, and the tasks that it has."""
-
     worker: Any
     ready: bool = False
     starting: Any = None

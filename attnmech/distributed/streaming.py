@@ -94,7 +94,6 @@ class _Group:
 
     @property
     def covered(self) -> Covered:
-        """The documents that it covers, when it is finished."""
         return replace(reduce(Covered.then, map(Covered.of, self.parts)), left_out=self.left_out)
 
 
@@ -137,7 +136,6 @@ class Summing:
         assert not self.groups
 
     def _next(self) -> WorkerCall | None:
-        """The next batches to reduce."""
         count = next((count for tasks, count in BATCHES.items() if self.begun < tasks), MOST)
         parts = list(islice(self.parts, count))
         if not parts:

@@ -215,7 +215,6 @@ def _usual(layer: int | None, head: int | None, query: int | None, *, ours: bool
 
 
 def _patterns(cache: Named | Sequence[Any]) -> dict[int, Any]:
-    """The patterns of a cache by layer, in order."""
     values: dict[Any, Any] = dict(cache.items() if isinstance(cache, Named) else enumerate(cache))
     layers = {}
     for name, pattern in values.items():
@@ -238,7 +237,6 @@ def _patterns(cache: Named | Sequence[Any]) -> dict[int, Any]:
 
 
 def _of_text(pattern: Any, text: int, layer: int) -> Float[np.ndarray, "head query key"]:
-    """One text's pattern in a layer."""
     values: np.ndarray = as_array(pattern)
     if values.ndim == 4:
         values = values[index_of("text", text, len(values))]

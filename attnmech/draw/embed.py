@@ -36,7 +36,6 @@ from .text import html_text, json_for_script, short_name
 
 
 def _svg_of(pdf: bytes, target: Path) -> bytes:
-    """The SVG of a one-page PDF."""
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "figure.pdf"), Path(folder, "figure.svg")
         source.write_bytes(pdf)
@@ -172,7 +171,6 @@ class View(WritesHtml):
 
     @property
     def _full_title(self) -> str:
-        """The title with the model, and with the layer and head that are shown first."""
         chosen = self.data.get("chosen", {})
         numbers = self.data.get("choices") or {"layer": self.data.get("layers", [])}
         place = [

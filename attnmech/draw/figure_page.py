@@ -60,7 +60,6 @@ def table_html(frame: pd.DataFrame) -> str:
 
 
 def _views(section: Section) -> dict[str, View]:
-    """The section's figures as views, by name."""
     return {
         name: figure if isinstance(figure, View) else plotly_view(figure, title=section.heading)
         for name, figure in section.figures.items()

@@ -186,7 +186,6 @@ def _by_layer(effect: Any, layers: Sequence[int] | None) -> tuple[NDArray[np.flo
 
 
 def _cross_out(figure: go.Figure, effect: NDArray[np.float64], rows: Sequence[Any]) -> None:
-    """A cross in each cell without a number."""
     missing = np.argwhere(~np.isfinite(effect))
     if len(missing):
         figure.add_scatter(
@@ -201,7 +200,6 @@ def _cross_out(figure: go.Figure, effect: NDArray[np.float64], rows: Sequence[An
 
 
 def _colours(effect: NDArray[np.float64], signed: bool | None) -> dict[str, Any]:
-    """The scale of colours and its ends."""
     reach = reach_of(effect)
     below = bool((effect[np.isfinite(effect)] < 0).any()) if signed is None else signed
     return {"cmin": -reach if below else 0.0, "cmax": reach, "colorscale": SIGNED_COLOURS if below else SCORE_COLOURS}

@@ -42,7 +42,6 @@ def head_picker(
 
 
 def _values(figure: go.Figure | Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON values of a figure."""
     values: dict[str, Any] = json.loads(plotly.io.to_json(figure, validate=False))
     return values
 

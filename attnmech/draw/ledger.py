@@ -211,7 +211,6 @@ def _at_reference(
     ranked: Int[np.ndarray, "layer head query key"],
     references: Sequence[str],
 ) -> ByChoice | None:
-    """The numbers that are subtracted from a term in each row."""
     if tuple(references) == ("zero",):
         return None
     visible = np.isfinite(scores)
@@ -248,7 +247,6 @@ def _slots_of_layout(
     queries: Sequence[int] | None,
     references: Sequence[str],
 ) -> tuple[Slot, ...]:
-    """Slots for the title, the rows, the height, and the range of the probability axis."""
     count = (rows.values >= 0).sum(axis=-1)
     visible = np.isfinite(scores).sum(axis=-1)
     together = np.nansum(probability, axis=-1)

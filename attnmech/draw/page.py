@@ -151,7 +151,6 @@ def _document(
 
 
 def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that the template of a page's body uses."""
     view = page.view
     return vars(page) | {
         "card": page.heads.card,
@@ -171,7 +170,6 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]) -> Markup:
-    """The numbers as the page stores them, with the first selection and the names of the scripts."""
     last = () if page.view is None else _positions(page.view)[-1:]
     first = page.start or (page.heads.layers[0], 0, *last)
     start = dict(zip(("layer", "head", "query"), first, strict=False))
@@ -180,7 +178,6 @@ def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]
 
 
 def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
-    """The scripts that the pages need, without repeats."""
     sections = [section for page in pages for section in page.sections]
     views = [figure for section in sections for figure in section.figures.values() if isinstance(figure, View)]
     further = {script.name: script for view in views for script in view.libraries}
@@ -206,12 +203,10 @@ def _choices(page: Page) -> list[Choice]:
 
 
 def _positions(view: ScoreNumbers) -> tuple[int, ...]:
-    """The positions of the queries."""
     return tuple(range(view.first, view.first + len(view.tokens)))
 
 
 def _offered(page: Page) -> list[Choice]:
-    """The choices that sections offer."""
     return list({choice.name: choice for section in page.sections for choice in section.choices}.values())
 
 
@@ -245,7 +240,6 @@ def _followed(section: Section) -> set[str]:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """The data that page.js reads."""
     sections, choices = page.sections, _choices(page)
     store = Carried({choice.name: choice.values for choice in choices}, page.detailed)
     drawn = {name: figure for section in sections for name, figure in section.figures.items()}
@@ -306,7 +300,6 @@ _NO_TEXT: Final[Mapping[str, Any]] = {
 
 
 def _text_data(view: ScoreNumbers, store: Carried) -> dict[str, Any]:
-    """The text's tokens and the attention between them, as page.js reads them."""
     rest = unattended(view.pattern)
     other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
     return other | {
@@ -326,7 +319,6 @@ def _in(texts: Sequence[Sequence[str]]) -> Callable[[int, int], str]:
 
 
 def _figure(name: str, drawn: Chart | go.Figure, store: Carried) -> dict[str, Any]:
-    """A figure with its slots."""
     chart = drawn if isinstance(drawn, Chart) else Chart(drawn, ())
     slots = [store.slot(slot, name) for slot in chart.slots]
     parts = [part for slot in slots for part in (*slot["columns"], slot["less"], slot["where"], slot["weights"])]
@@ -382,6 +374,5 @@ def _marks(view: ScoreNumbers) -> Mapping[str, MarkStyle]:
 
 
 def _mark_colours(crosses: bool) -> str:
-    """The marks' colours as CSS variables, which chips and figures share."""
     marks = marks_for(TEXT) | (marks_for(TEXT, crosses=True) if crosses else {})
     return ":root{" + "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items()) + "}"

@@ -235,6 +235,5 @@ def spectrogram_section(
 
 
 def _attention(path: str, pattern: np.ndarray, places: Sequence[object]) -> Slot:
-    """The attention of the chosen row to the positions that have a place."""
     there = ByChoice(np.array([int(place is not None) for place in places]))
     return Slot(path, ByChoice(pattern, _OF_ROW, logarithmic=True), where=there, equals=1)

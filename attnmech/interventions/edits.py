@@ -353,7 +353,6 @@ class ReplaceValues(ValueEdit):
 
 
 def _selected(keys: CheckedKeys, batch: Batch, part: BatchPart) -> Bool[Tensor, "batch key"]:
-    """The selected keys of the texts in `part`; `batch` holds the key tokens."""
     if isinstance(keys, Values):
         mask = batch.mask[part.texts]
         texts, length = mask.shape

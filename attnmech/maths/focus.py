@@ -227,7 +227,6 @@ class RowMeasures:
 def _masses(
     pattern: Float[Tensor, "batch head row key"], places: Places, last: int
 ) -> Float[Tensor, "mass batch head row"]:
-    """`RowMeasures.masses`."""
     masses = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
     first, *others = masses.masked_fill_(places.missing, 0.0).unbind(dim=-1)
     measured = [first, *others[:2], torch.stack(others[:last]).sum(dim=0)]

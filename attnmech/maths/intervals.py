@@ -213,7 +213,6 @@ class TextMeans:
 
     @cached_property
     def _linear_error(self) -> Float[Tensor, "*place"]:
-        """The standard error of the linearised ratio, without the weights of the texts."""
         squares = (self._deviations**2).sum(dim=-1) * self.texts / (self.texts - 1)
         return squares.sqrt() / self.below.sum(dim=-1).abs()
 

@@ -132,7 +132,6 @@ class Relative:
         return replace(copied, place=place, query_at=query_at, key_at=key_at)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Relative":
-        """Returns a copy with each of its tables changed."""
         tables = (None if table is None else change(table) for table in (self.keys, self.queries, self.alone))
         keys, queries, alone = tables
         return replace(self, keys=keys, queries=queries, alone=alone)

@@ -45,7 +45,6 @@ def counts_by_text(
 
 
 def _sums(values: Tensor, classes: Bool[Tensor, "batch class query"], precision: torch.dtype) -> Tensor:
-    """The sums of every class, in a wider type."""
     if values.device.type == "cpu":
         return torch.stack([_sums_of(values, members, precision) for members in classes.unbind(dim=1)], dim=1)
     # Finding the rows of a class would make the CPU wait for the device.
@@ -58,7 +57,6 @@ def _sums(values: Tensor, classes: Bool[Tensor, "batch class query"], precision:
 
 
 def _sums_of(values: Tensor, members: Bool[Tensor, "batch query"], precision: torch.dtype) -> Tensor:
-    """Sums one class in a wider type."""
     places = members.any(dim=0).nonzero()[:, 0]
     if not len(places):
         return values.new_zeros(values.shape[:-1], dtype=precision)

@@ -182,7 +182,6 @@ def _checked_edge(edge: Any) -> Edge:
 
 
 def _order(name: str) -> tuple[int, int, int, str]:
-    """Sorts names by layer; within a layer, heads come before the MLP."""
     numbers = [int(number) for number in re.findall(r"\d+", name)]
     if not numbers:
         return (-1 if name == EMBEDDING else 10**9, 0, 0, name)

@@ -213,7 +213,6 @@ def _in_words(column: str) -> str:
 
 
 def _types(names: np.ndarray) -> list[list[tuple[str, ...]]]:
-    """The types of each head, the strongest first, from their names between commas."""
     return [
         [tuple(filter(None, str(cell).split(", "))) if isinstance(cell, str) else () for cell in line] for line in names
     ]
@@ -241,7 +240,6 @@ def number_lines(numbers: Sequence[HeadNumber]) -> list[list[str]]:
 
 
 def _median(values: Float[np.ndarray, "layer head"]) -> float:
-    """The median of all heads; 0 if it is no more than rounding beside the largest number."""
     middle = spread_of(torch.tensor(values).flatten())[0]
     return 0.0 if abs(middle) < 1e-12 * np.nanmax(np.abs(values), initial=0) else middle
 

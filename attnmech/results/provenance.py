@@ -27,7 +27,6 @@ _OF_SELECTION = ("heads", "layers", "reducers", "proof")
 
 @cache
 def _versions() -> Mapping[str, str]:
-    """The versions of the packages in this process."""
     return {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
 
 
@@ -182,6 +181,5 @@ def _in_words(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value as text, with hashes shortened."""
     text = _in_words(value)
     return f"{text[:8]}…" if re.fullmatch("[0-9a-f]{64}", text) else text

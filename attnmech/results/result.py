@@ -257,7 +257,6 @@ class PagedResult(WritesHtml, Result):
 
     @property
     def _title(self) -> str:
-        """The heading of the page."""
         metric = in_words(getattr(self, "metric", ""))
         return self._TITLE.format(model=self.provenance.short_name, metric=metric, result=self)
 
@@ -267,7 +266,6 @@ class PagedResult(WritesHtml, Result):
 
     @property
     def _heading(self) -> str:
-        """The heading as the page shows it."""
         return self._title
 
     @property

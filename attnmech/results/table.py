@@ -93,7 +93,6 @@ class WithQuantities(PagedResult):
 
     @property
     def _texts(self) -> str:
-        """The number of texts, in words."""
         return counted(self._n_texts, self._n_distinct, self._SAMPLE)
 
     @property
@@ -304,7 +303,6 @@ class Table(WithQuantities):
         return layers, range(len(layers))
 
     def _largest(self, name: str, **words: Any) -> str:
-        """The sentence about the place at which a statistic is largest."""
         places = self._places_of(name)
         words = {"things": places.things, "sample": self._SAMPLE} | words
         return about_largest(self._quantity(name).means, places.named, **words)
@@ -353,7 +351,6 @@ class TextResult(Table):
 
     @property
     def _two(self) -> tuple[Self, Self]:
-        """The two results of a difference."""
         assert self.parts is not None
         return self.parts
 

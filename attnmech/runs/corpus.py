@@ -269,7 +269,6 @@ class _Reading:
             raise InputError("inputs have no documents; pass at least one.")
 
     def _documents(self, inputs: Iterable[Any]) -> Iterator[_Document | _AsGiven]:
-        """The documents of this shard, in order."""
         for item in _one_by_one(inputs, splits=not self._model.is_own):
             first = self._seen
             if isinstance(item, str):

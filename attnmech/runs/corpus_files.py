@@ -102,7 +102,6 @@ class CorpusFiles(Documents):
 
 
 def _system_of(uri: str) -> tuple[Any, str]:
-    """The store of a URI, and the path within the store."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import fs

@@ -95,7 +95,6 @@ class EdgePasses:
         return Written(values["attn_raw", layer], heads, mlp)
 
     def _final_stream(self, patched: Bool[Tensor, "sender receiver"]) -> Float[Tensor, "batch position d_model"]:
-        """The stream that the logits read."""
         depth, graph = len(self._layers), self._graph
         reads = [bool(patched[:, graph.receivers_of(number)].any()) for number in range(depth)]
         first = reads.index(True) if any(reads) else depth
@@ -134,7 +133,6 @@ class EdgePasses:
     def _block(
         self, number: int, stream: Float[Tensor, "batch position d_model"], edits: Mapping[PointName, Hook]
     ) -> tuple[Float[Tensor, "batch position d_model"], Mapping[PointKey, Tensor]]:
-        """A block's output and its points, with hooks."""
         keys = [(point, self._layers[number]) for point in (*OF_SENDERS, "attn_raw", "attn_out") if self._holds(point)]
         end = len(self._layers)  # blocks that are left out pass the stream on
         with self._model.hooks(edits):
@@ -206,8 +204,6 @@ def patched_edges(
 
 
 def _replacing(changed: Mapping[int, Float[Tensor, "batch position d_head"]]) -> Hook:
-    """A hook that replaces the values of some heads."""
-
     def replaced(value: Float[Tensor, "batch position head d_head"]) -> Float[Tensor, "batch position head d_head"]:
         new = value.clone()
         for head, own in changed.items():

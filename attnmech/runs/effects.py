@@ -80,7 +80,6 @@ class Changes(TextResult):
 
     @property
     def _remark(self) -> str:
-        """The end of the lead."""
         return ""
 
     @property

@@ -430,7 +430,6 @@ def _first_of(change: Change) -> int:
 
 
 def _layers_of(changes: Sequence[Change], model: HookedModel) -> list[tuple[str, int]]:
-    """Each (stack, layer) that changes affect."""
     layers = {}
     for change in changes:
         for intervention in change:

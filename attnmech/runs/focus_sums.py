@@ -96,7 +96,6 @@ class FocusSums(Reducer):
         return block.mask.once(("focus", self.last, block.rows), make)
 
     def _add_received(self, state: State, block: RowBlock, received: Received) -> None:
-        """Adds the attention that each key and distance has received from a layer's rows."""
         by_key = received.by_key
         state["received"][block.index][..., : by_key.shape[-1]].add_(by_key)
         if block.stack != "cross":
@@ -119,7 +118,6 @@ class FocusSums(Reducer):
             self._add_rows(state, of_rows, layers)
 
     def _held(self, state: State, run: Run) -> "HeldLayers[_OfRows, RowMeasures]":
-        """The rows of layers that are still to be added, by their mask."""
         return HeldLayers.of(state, run)
 
     def _add_rows(self, state: State, of_rows: "_OfRows", layers: dict[int, RowMeasures]) -> None:

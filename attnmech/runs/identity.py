@@ -49,7 +49,6 @@ def digest_of(value: Any, known: dict[int, tuple[object, str]] | None = None) ->
 
 
 def _parts(value: Any) -> Iterable[object]:
-    """The parts of a value, its kind first."""
     match value:
         case torch.Tensor() if value.layout == torch.strided and not value.is_meta:
             return "tensor", tensors_hash({"": value})

@@ -73,7 +73,6 @@ def require_known(model: HookedModel, ids: Sequence[int], answer: str) -> None:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of tokens with which both begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

@@ -280,7 +280,6 @@ class Metric:
         return as_float64(self._returned(output, batch))
 
     def _returned(self, output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
-        """What the function returns, checked."""
         assert self.compute is not None
         values = self.compute(output, replace(batch, answers=self.answers, against=self.against))
         texts = len(batch.ids)
@@ -403,13 +402,11 @@ def _targets(answers: Any, texts: int) -> Shaped[Tensor, "*output"]:
 
 
 def _accuracy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
-    """The share of places at which the right class has the largest output."""
     right, counted = _classes(output, batch)
     return _mean_of_places(as_float64(output.argmax(dim=-1) == right), counted)
 
 
 def _cross_entropy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
-    """−ln p of the right class, in nats, mean over places."""
     right, counted = _classes(output, batch)
     values = as_float64(cross_entropy(output.flatten(0, -2), right.masked_fill(~counted, 0).flatten()))
     return _mean_of_places(values.reshape(right.shape), counted)
@@ -418,7 +415,6 @@ def _cross_entropy(output: Float[Tensor, "*output classes"], batch: Batch) -> Fl
 def _classes(
     output: Float[Tensor, "*output classes"], batch: Batch
 ) -> tuple[Int[Tensor, "*output"], Bool[Tensor, "*output"]]:
-    """The right classes in the shape of an output, and True at those that count."""
     right, places = batch.answers, output.shape[:-1]
     assert right is not None
     if batch.texts_of is not None and right.ndim == 2 and places == batch.mask.shape:
@@ -445,7 +441,6 @@ def _real(values: Shaped[Tensor, "*output"], batch: Batch) -> Bool[Tensor, "*out
 
 
 def _mean_of_places(values: Float[Tensor, "*output"], counted: Bool[Tensor, "*output"]) -> Float[Tensor, " text"]:
-    """The mean over the places that count; NaN for a text without any."""
     counted = counted.to(values.device)
     kept = values.masked_fill(~counted, 0.0)
     return kept.reshape(len(kept), -1).sum(dim=1) / counted.reshape(len(kept), -1).sum(dim=1)
@@ -472,14 +467,12 @@ def _some(values: Tensor | None, documents: Int[Tensor, " batch"]) -> Tensor | N
 
 
 def _last(mask: Bool[Tensor, "batch position"]) -> Bool[Tensor, "batch position"]:
-    """The last real token of each text."""
     length = mask.shape[1]
     place = length - 1 - mask.flip(1).int().argmax(dim=1)
     return torch.arange(length, device=mask.device) == place[:, None]
 
 
 def _called(name: str) -> str:
-    """A metric's name in a sentence."""
     return "the metric" if name == _NAMELESS else f"the metric {name}"
 
 

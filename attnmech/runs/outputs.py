@@ -107,7 +107,6 @@ class Judging:
         return (sums / torch.bincount(text, minlength=len(self.queries.ids))).cpu()
 
     def _rows(self, output: Output, count: int, rows: Int[Tensor, "row 2"]) -> Sequence[Float[Tensor, "row vocab"]]:
-        """The logits of some tokens, copy by copy."""
         text, position = rows.unbind(dim=1)
         if output.stream is not None and self.blocks is not None and self.blocks.by_row:
             streams = rearrange(output.stream, "(copy text) ... -> copy text ...", copy=count)[:, text, position]

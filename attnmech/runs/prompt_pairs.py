@@ -112,7 +112,6 @@ def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
 
 
 def _require_differences(clean: Sequence[CorpusBatch], corrupted: Sequence[CorpusBatch]) -> None:
-    """Raises `InputError` for a pair of equal prompts."""
     for number, (digest, other) in enumerate(zip(contents_of(clean), contents_of(corrupted), strict=True)):
         if digest == other:
             raise InputError(

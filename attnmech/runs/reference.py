@@ -179,12 +179,10 @@ def captured(
 
 
 def _longest(parts: Sequence[CorpusBatch], point: str) -> int:
-    """The length of the longest text, in tokens of a point's stack."""
     return max(part.batch.queries(split_stack(point)[0]).ids.shape[1] for part in parts)
 
 
 def _require_room(model: HookedModel, texts: int, longest: Mapping[str, int], keys: Sequence[PointKey]) -> None:
-    """Raises `InputError` if the patterns among the keys take more than `MAX_BYTES`."""
     patterns = [point for point, _ in keys if split_stack(point)[1] == "pattern"]
     size = sum(model.stack(split_stack(point)[0] or None).n_heads * longest[point] ** 2 for point in patterns)
     size *= texts * max(4, model.dtype.itemsize)

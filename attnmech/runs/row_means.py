@@ -227,7 +227,6 @@ class RowMeans(TextResult, Summed):
         )
 
     def _sums(self, name: str) -> Tensor:
-        """An entry `[class ...]` summed over the classes that count."""
         whole = self._kept(name, "neither a choice of `rows` nor a serving engine measures it")
         return whole[[ROW_CLASSES.index(row_class) for row_class in self.chosen]].sum(dim=0)
 

@@ -269,7 +269,6 @@ class Streaming:
         return identity_of(self.model, self.model.weights_hash, rest)
 
     def _reduced(self, run: Run) -> list[State]:
-        """The state of every reducer after one batch."""
         states = [reducer.start(run) for reducer in self.reducers]
         shapes = [shapes_of(reducer, state) for reducer, state in zip(self.reducers, states, strict=True)]
 
@@ -307,7 +306,6 @@ def _digest_of(reducer: Reducer) -> str:
 
 
 def _noted(parts: Iterable[CorpusBatch], begin: set[bool | None]) -> Iterator[CorpusBatch]:
-    """The batches; adds the `Batch.bos` of each to a set."""
     for part in parts:
         begin.add(part.batch.bos)
         yield part

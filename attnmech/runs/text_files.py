@@ -167,7 +167,6 @@ def _texts_of_values(values: Iterable[tuple[str, Any]], column: str | None) -> I
 
 
 def _chosen(where: Any, columns: Iterable[str], of_text: Sequence[str], column: str | None) -> str:
-    """The column that holds the documents."""
     names = list(columns)
     wanted = _COLUMN if column is None and _COLUMN in names else column
     if wanted is None:

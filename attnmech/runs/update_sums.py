@@ -131,11 +131,9 @@ class UpdateSums(Reducer):
                 state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
 
     def _held(self, state: State, run: Run) -> "HeldLayers[tuple[int, bool], _OfLayer]":
-        """The writes of layers of each kind that are still to be compared."""
         return HeldLayers.of(state, run)
 
     def _add_rows(self, state: State, layers: "dict[int, _OfLayer]", run: Run) -> None:
-        """Adds the statistics of the rows of some layers of one kind."""
         at, held = torch.tensor(list(layers), device=state["classes"].device), list(layers.values())
         real, label = run.batch.queries(run.stack.label).mask, run.stack.label
         by_token, parts = torch.stack([layer.by_token for layer in held]), torch.stack([layer.parts for layer in held])

@@ -285,7 +285,6 @@ def _scores(
 
 
 def _by_token(mean: Float[Tensor, "1 _ head d_head"], batch: Batch) -> Float[Tensor, "_ _ head d_head"]:
-    """The mean of each token's position."""
     length = int(batch.lengths.max())
     if 1 < mean.shape[1] < length:
         raise InputError(

@@ -179,7 +179,6 @@ def ablate_pairs(
 
 
 def _pairs_of(model: HookedModel, pairs: Any, heads: Heads | None) -> Any:
-    """Returns the user's pairs, or all pairs of `heads`."""
     if not isinstance(pairs, str):
         if heads is not None:
             raise InputError('`heads` is for pairs="all"; give either a list of pairs or pairs="all" with `heads`.')

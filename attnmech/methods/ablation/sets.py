@@ -76,7 +76,6 @@ def ablate_set(
 
 
 def _sets(model: HookedModel, heads: Any) -> dict[str, list[Head]]:
-    """The heads of each named set."""
     if not isinstance(heads, Mapping):
         chosen = model.check_heads(heads)
         return {"all heads" if isinstance(heads, str) else " + ".join(f"L{a}H{b}" for a, b in chosen): chosen}

@@ -78,7 +78,6 @@ def sweep(
 
 
 def _entries(interventions: Any) -> list[tuple[str, tuple[Intervention, ...]]]:
-    """The name and the interventions of each entry."""
     if isinstance(interventions, str | Intervention) or not isinstance(interventions, Iterable):
         raise InputError(
             "`interventions` must be a list of am.Intervention, such as [am.Intervention.zero([(0, 1)])], or a mapping "

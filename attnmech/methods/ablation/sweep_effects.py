@@ -118,6 +118,5 @@ def removes_keys(changes: Sequence[Sequence[Any]]) -> bool:
 
 
 def _label(name: str) -> str:
-    """A name as a figure shows it, on one line."""
     shown = "".join(character if character == " " else visible_token(character) for character in name)
     return plotly_text(shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 1]}…")

@@ -399,7 +399,6 @@ class AttentionFlow(PagedResult):
 
     @property
     def _row_shares(self) -> Float[Tensor, "layer query key"]:
-        """Divides each row of the layers' maps by its sum."""
         return self.maps / self.maps.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(self.maps.dtype).tiny)
 
     @property

@@ -331,7 +331,6 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
 
     @property
     def _crosses(self) -> bool:
-        """Whether queries and keys are tokens of two texts."""
         return self.provenance.options.get("stack") == "cross"
 
     # -- how the result is shown and stored

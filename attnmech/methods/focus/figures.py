@@ -94,7 +94,6 @@ def rank_lines(view: FocusNumbers, number: str, chosen: tuple[int, int] | None =
 
 
 def _quantity(number: str, nouns: Nouns) -> str:
-    """The axis title of figure 4, 5 or 6."""
     if number == "concentration":
         return "mean of p(1) − p(2),<br>the two highest probabilities"
     place = f"{nouns.token} itself" if number == "self_top" else nouns.first
@@ -122,7 +121,6 @@ def _hover_data(
 
 
 def _head_words(layer: int, values: Float[np.ndarray, " head"], head: int) -> str:
-    """Names a head and the heads that share its point."""
     equal = [f"H{other}" for other in np.flatnonzero(values == values[head]) if other != head]
     if not equal:
         return f"L{layer}H{head}"

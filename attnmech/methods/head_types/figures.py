@@ -98,7 +98,6 @@ def _hover_text(
     masses: Mapping[str, Float[np.ndarray, "layer head"]],
     effects: Mapping[tuple[int, int], float],
 ) -> str:
-    """Lists a head's scores, the highest first, and the effect of ablating it."""
     known = {name: float(mass[place]) for name, mass in masses.items() if np.isfinite(mass[place])}
     listed = sorted(known, key=lambda name: -known[name])[:6]
     lines = [f"L{layer}H{place[1]}", *(f"{name} {known[name]:.2f}" for name in listed)]

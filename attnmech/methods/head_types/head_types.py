@@ -208,7 +208,6 @@ class HeadTypes(TypeScores):
 
     @cached_property
     def _claims(self) -> pd.DataFrame:
-        """The claims of all types, the highest score first."""
         if self.retrieval is None:
             return super()._claims
         both = [super()._claims, self.retrieval.claims(self.layers)]

@@ -136,7 +136,6 @@ def relations(
 
 
 def _by_text(labelled: Sequence[Any]) -> dict[str | tuple[str, ...], list[tuple[int, int, str]]]:
-    """The labels of each text."""
     by_text: dict[str | tuple[str, ...], list[tuple[int, int, str]]] = {}
     for number, label in enumerate(labelled):
         try:
@@ -167,7 +166,6 @@ class _Read:
 
     @classmethod
     def of(cls, model: HookedModel, text: str | tuple[str, ...], layers: Sequence[int], bos: bool | None) -> "_Read":
-        """Runs the model on one text."""
         whole = text if isinstance(text, str) else "".join(text)
         batch = model.encode(whole, bos=bos)
         ran = model.run(batch, ["pattern"], layers=layers)
@@ -180,7 +178,6 @@ class _Read:
         return cls(batch, mean @ pattern @ member.T, ordinary.any(dim=-1), model.causal)
 
     def check(self, text: str | tuple[str, ...], query: int, key: int) -> None:
-        """Raises `InputError` for a label that is invalid for this text."""
         length = self.pattern.shape[-1]
         units, quoted = ("tokens" if isinstance(text, str) else "words"), shown(text)
         for name, place in (("query", query), ("key", key)):
@@ -197,7 +194,6 @@ class _Read:
 
 
 def _require_pairs(offsets: Mapping[str, Sequence[object]]) -> None:
-    """Raises `InputError` if `before` leaves no pair of a relation."""
     for name, pairs in offsets.items():
         if not pairs:
             raise InputError(
@@ -339,7 +335,6 @@ class Relations(AgainstBaseline):
 
     @cached_property
     def _excess(self) -> TextMeans:
-        """accuracy − baseline, over texts."""
         return TextMeans.of_ratio(self.correct - self.by_offset[:, None, None], self.pairs[:, None, None])
 
     def _place(self, relation: str) -> int:

@@ -332,11 +332,9 @@ class _Layer:
 
     @classmethod
     def taken(cls, run: Run, layer: int) -> "_Layer":
-        """Removes and returns the entry of a layer that has ended."""
         return cast(_Layer, run.between.pop((HeadTypeSums, "values", layer)))
 
     def add(self, block: RowBlock, block_targets: _Targets) -> None:
-        """Adds a block of rows."""
         rows = slice(block.rows.start, block.rows.stop)
         values = self.values[:, :, : block.pattern.shape[-1]]
         self.whole[:, :, rows] = block.pattern @ values
@@ -497,7 +495,6 @@ def _by_position_alone(block: RowBlock, run: Run) -> Float[Tensor, "batch head r
 
 
 def _widened(state: State, distances: int) -> State:
-    """Extends the state by further distances at both ends."""
     beside = (distances - state["pairs"].shape[-1]) // 2
     pad = torch.nn.functional.pad
     return {

@@ -261,7 +261,6 @@ class TypeScores(AgainstBaseline, OverGroups):
 
     @cached_property
     def _sums(self) -> dict[str, Float[Tensor, "type layer head"]]:
-        """Sums each measure over texts."""
         return {name: value.sum(dim=-1) for name, value in self._by_group.items()}
 
     @cached_property
@@ -270,7 +269,6 @@ class TypeScores(AgainstBaseline, OverGroups):
 
     @cached_property
     def _by_group(self) -> dict[str, Float[Tensor, "type layer head group"]]:
-        """Sums over the rows of each group of texts."""
         state = self.state
         by_distance = state["attended"] / state["pairs"][:, None].clamp_min(1)
         content = einsum(

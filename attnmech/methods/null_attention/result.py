@@ -177,14 +177,12 @@ def _attending(sinks: Sinks, layers: Sequence[int], heads: Sequence[Head], least
 
 
 def _sink_of(sinks: Sinks, layers: Sequence[int], head: Head) -> Bool[Tensor, "text key"]:
-    """The sink of one head in every text."""
     per_layer, per_head = sinks.keys.shape[:2]
     layer = layers.index(head[0])
     return sinks.keys[layer if per_layer > 1 else 0, head[1] if per_head > 1 else 0]
 
 
 def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: str) -> list[Change]:
-    """Applies the `INTERVENTIONS` to one head."""
     made = {
         "remove": Intervention.remove_keys([head], sink, stack=stack),
         "zero_value": Intervention.zero_values([head], sink, stack=stack),
@@ -261,7 +259,6 @@ class NullAttention(NullStatistics, TextResult):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by facts, layers and texts."""
         layers, heads = self._first.swept.shape
         return {"fact": len(FACTS), "layer": layers, "head": heads, "text": len(self._first.tokens)}
 

@@ -211,6 +211,5 @@ class SinkReducer(Reducer):
 def _mean_where(
     values: Float[Tensor, "batch head row"], chosen: Bool[Tensor, "batch head row"]
 ) -> tuple[Float[Tensor, "batch head"], Bool[Tensor, "batch head"]]:
-    """The mean over the rows in `chosen`, and whether there are any."""
     count = chosen.sum(dim=-1)
     return values.masked_fill(~chosen, 0.0).sum(dim=-1) / count.clamp_min(1), count > 0

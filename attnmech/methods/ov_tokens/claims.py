@@ -125,7 +125,6 @@ class Steps:
         return self._by_step(1 / tokens.double())
 
     def _by_step(self, of_pairs: Tensor) -> Tensor:
-        """Sums over the spellings of each step."""
         return of_pairs.new_zeros(*of_pairs.shape[:-1], len(self.names)).index_add_(-1, self.step, of_pairs)
 
 

@@ -178,7 +178,6 @@ class OVReducer(ScaleSums):
         )
 
     def _read(self, counts: Int[Tensor, " vocab"]) -> Int[Tensor, " token"]:
-        """The ids of the tokens to read, in order."""
         if not isinstance(self.tokens, int):
             return torch.tensor(self.tokens)
         most_frequent = counts.argsort(descending=True, stable=True)[: self.tokens]
@@ -187,7 +186,6 @@ class OVReducer(ScaleSums):
     def _pairs(
         self, kind: str, of_layers: Sequence[Extremes], read: Int[Tensor, " token"], scale: Float[Tensor, " layer"]
     ) -> tuple[Int[Tensor, "layer head pair"], Int[Tensor, "layer head pair"], Float[Tensor, "layer head pair"]]:
-        """The tokens read, the tokens written and the logits of the strongest pairs."""
         highest = kind == "raised"
         logits = _stacked(of_layers, "highest" if highest else "lowest")
         best = logits.argsort(dim=-1, descending=highest, stable=True)[..., : self.k]
@@ -196,7 +194,6 @@ class OVReducer(ScaleSums):
 
 
 def _stacked(of_layers: Sequence[Extremes], name: str) -> Tensor:
-    """A field of the extremes of several layers, on the CPU."""
     return torch.stack([getattr(extremes, name) for extremes in of_layers]).cpu()
 
 
@@ -376,7 +373,6 @@ class OVTokens(TokenStatistics, OfLayers):
         )
 
     def _most(self, statistic: str) -> tuple[str, str]:
-        """The head with the highest share, and the share."""
         shares = self._by_head(statistic)
         row, head = divmod(int(shares.argmax()), shares.shape[1])
         return f"L{self.layers[row]}H{head}", percent(float(shares[row, head]), 0)

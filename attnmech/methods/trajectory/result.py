@@ -97,7 +97,6 @@ def trajectory(
 
 
 def _named(checkpoint: Any, number: int) -> tuple[str, Any]:
-    """Returns a checkpoint's name and the checkpoint itself."""
     if not isinstance(checkpoint, tuple):
         return _name_of(checkpoint, number), checkpoint
     if len(checkpoint) != 2:

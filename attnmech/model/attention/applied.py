@@ -105,7 +105,6 @@ class AppliedInLayer:
     changes: tuple[Applied, ...]
 
     def _of(self, kind: type[Kind]) -> list[tuple[Applied, Kind]]:
-        """The changes whose edit is of this kind, each with its edit, in order."""
         edits = ((change, change.intervention.edit) for change in self.changes)
         return [(change, edit) for change, edit in edits if isinstance(edit, kind)]
 

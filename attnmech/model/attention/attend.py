@@ -140,7 +140,6 @@ class _Layer:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether whole rows are requested."""
         asked = any(self.site.wants(name) for name in ("scores", "pattern"))
         return asked or (self.changes is not None and self.changes.whole_rows)
 
@@ -230,7 +229,6 @@ class _Layer:
         return z.to(self.precision).transpose(1, 2)
 
     def show(self, attention: Attention, rows: range, keys: slice | Tensor) -> None:
-        """Shows the block to the observers of the layer."""
         if self.weights is not None:
             self.weights(attention.pattern, self.k.shape[2])
         now = self.site.in_force.under_way

@@ -164,8 +164,6 @@ class Pass:
 
 @dataclass
 class _Block:
-    """The edits and interventions that one `with` block applies."""
-
     edits: Sequence[tuple[PointKey, Hook]] = ()
     changes: Sequence[Applied] = ()
     unchecked: bool = False

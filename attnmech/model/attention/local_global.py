@@ -100,7 +100,6 @@ class WindowRule(MaskRule):
 
     @cached_property
     def _global_rows(self) -> frozenset[int]:
-        """The positions that are global in some text."""
         if self.is_global is None:
             return frozenset()
         return frozenset(self.is_global.any(dim=0).nonzero()[:, 0].tolist())

@@ -324,7 +324,6 @@ def _with_heads(term: Tensor, by_head: tuple[int, int]) -> Tensor:
 
 
 def _unflattened(value: Tensor, by_head: tuple[int, int]) -> Tensor:
-    """Splits the first axis of a tensor into texts and heads."""
     return value.reshape(*by_head, *value.shape[1:])
 
 

@@ -133,7 +133,6 @@ class _Projection(nn.Module):
     """A projection that has its weight and its bias, as nn.Linear stores them, from other parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x W + b."""
         return nn.functional.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
 
 

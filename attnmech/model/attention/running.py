@@ -140,7 +140,6 @@ class _Kept:
         self._free = 0
 
     def add(self, quantities: Float[Tensor, "*directions quantity token"]) -> None:
-        """Appends quantities."""
         count = quantities.shape[-2]
         if count > self._free:
             self._cut()
@@ -152,7 +151,6 @@ class _Kept:
         self._free -= count
 
     def all(self) -> list[Tensor]:
-        """All quantities so far, in order."""
         self._cut()
         return self._parts
 

@@ -59,8 +59,6 @@ def check_header(path: Path) -> None:
 
 
 class _Header:
-    """Reads a header, value by value."""
-
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
         self.place = 0
@@ -68,7 +66,6 @@ class _Header:
         self.word, self.long = struct.Struct("<I"), struct.Struct("<Q")
 
     def require(self, length: int, what: str) -> None:
-        """Raises `ValueError` if fewer than `length` bytes are left."""
         left = len(self.data) - self.place
         if length > left:
             raise ValueError(f"its header says that {what} follow, {length:,} bytes; the file has only {left:,}")
@@ -78,11 +75,9 @@ class _Header:
         self.place += length
 
     def kind(self) -> int:
-        """Reads the number of a type."""
         return self._number(self.word, "a type")
 
     def count(self) -> int:
-        """Reads a length or a count."""
         return self._number(self.long, "a count")
 
     def _number(self, form: struct.Struct, what: str) -> int:

@@ -256,7 +256,6 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 
 
 def _require_precision(device: torch.device | None, dtype: torch.dtype | None) -> None:
-    """Raises `InputError` for float64 on a device that lacks it."""
     if device is not None and dtype == torch.float64 and float64_device(device) != device:
         raise InputError(
             f'device {str(device)!r} has no float64; use dtype="float32", or device="cpu" for a model in float64.'
@@ -286,7 +285,6 @@ def _from_object(
 
 
 def _require_no_offload(source: PreTrainedModel) -> None:
-    """Raises `WeightsError` if `device_map` keeps parts of a model outside its device's memory."""
     placed: dict[str, Any] = getattr(source, "hf_device_map", None) or {}
     elsewhere = ("disk",) if set(placed.values()) <= {"cpu", "disk"} else ("cpu", "disk")
     away = [part for part, place in placed.items() if place in elsewhere]
@@ -398,7 +396,6 @@ def _read_folder(folder: Path, device: torch.device | None, dtype: torch.dtype |
 
 
 def _tokenizer_of(folder: Path) -> Any:
-    """The tokenizer of a folder; None if it has none."""
     if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
         return None
     try:

@@ -87,7 +87,6 @@ def check_joined(split: PreTrainedModel, passes: Passes) -> None:
 
 
 def _cannot_run(kind: str, devices: Sequence[torch.device], error: Exception) -> WeightsError:
-    """The error for a split model whose joined copy does not run."""
     return WeightsError(
         f"{kind} does not run with its weights on {' and '.join(map(str, devices))} and its values on one of them "
         f"({first_line(error).rstrip('.')}). {_REMEDY}"

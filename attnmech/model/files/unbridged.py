@@ -188,7 +188,6 @@ def _share(module: nn.Module, original: nn.Module) -> None:
 
 
 def _at(bridged: nn.Module, path: str) -> tuple[nn.Module | None, Any]:
-    """The bridge's component at a path of the plain model, if there is one, and the module that it replaced."""
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
     component: nn.Module | None = None
@@ -234,7 +233,6 @@ def _equal(a: nn.Module, b: nn.Module) -> bool:
 
 
 def _with(module: nn.Module, **changed: Any) -> nn.Module:
-    """A shallow copy of a module with some of its attributes changed."""
     copied = copy.copy(module)
     vars(copied).update(changed)
     return copied

@@ -209,7 +209,6 @@ def _ignores_zeros_in(model: PreTrainedModel, name: str) -> bool:
 
 
 def _tried(model: PreTrainedModel) -> Int[Tensor, "1 position"]:
-    """A short text without padding."""
     embedding, padding = token_embedding(model), text_setting(model.config, "pad_token_id")
     known = text_ids(len(embedding), placeholders_of(model.config, None))[: _TRIED + 1].tolist()
     return torch.tensor([[token for token in known if token != padding][:_TRIED]], device=embedding.device)

@@ -275,7 +275,6 @@ class Encoder:
         return self.besides is not None and any(map(self.besides.reads, entries))
 
     def _merged(self, entries: Sequence[Any]) -> Batch:
-        """One batch from texts, some of them with pictures or sounds."""
         assert self.besides is not None
         texts = [self.besides.read(entry, lambda chat: self._rendered([chat])[0]) for entry in entries]
         for text in texts:
@@ -450,7 +449,6 @@ class Encoder:
         return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts, pieces=pieces)
 
     def _pieces(self, ids: Sequence[int], unknown: Sequence[str]) -> tuple[str | bytes, ...]:
-        """What each token holds of the text."""
         if self.tokenizer is None:
             return ("",) * len(ids)
         texts = iter(unknown)
@@ -459,7 +457,6 @@ class Encoder:
         )
 
     def _require_text(self, ids: Int[Tensor, " token"]) -> None:
-        """Raises `InputError` for tokens that stand for something besides text."""
         held = ids[torch.isin(ids, torch.tensor(list(self.placeholders)))].tolist()
         if held:
             text = "" if self.tokenizer is None else f"{self.token_texts(held[:1])[0]!r}, "
@@ -502,7 +499,6 @@ def _without_ids(inputs: Mapping[str, Any]) -> str:
 
 
 def _rows(number: int, ids: Ids) -> list[Tensor]:
-    """The texts of one entry of a list of token ids."""
     tensor = numbers_of(f"entry {number} of the list", ids)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(f"token ids must be whole numbers; entry {number} of the list is a tensor of {tensor.dtype}.")

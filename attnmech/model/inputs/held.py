@@ -124,7 +124,6 @@ class _Merging:
             _keep_little(self._model.base_model, blocks)
 
     def __call__(self, pixels: Mapping[str, Tensor]) -> Float[Tensor, "token d_model"]:
-        """The merged sequence at the positions."""
         try:
             self._model(**{**self._inputs, **pixels})
         except _Reached as reached:
@@ -133,7 +132,6 @@ class _Merging:
         raise RuntimeError("the text part was never called")
 
     def embedded(self) -> Float[Tensor, "token d_model"]:
-        """The embeddings of the ids at the positions."""
         ids = self._inputs["input_ids"][0, self._positions].clamp(max=len(self._embedding.weight) - 1)
         embedded: Tensor = self._embedding(ids)
         return embedded

@@ -67,7 +67,6 @@ def _listed(signals: Any) -> list[Any]:
 
 
 def _signal_of(part: Mapping[str, Any], kind: str) -> Any:
-    """The picture or sound of a part of a message."""
     signal = part.get(kind, part.get("path"))
     if signal is None:
         raise InputError(f'a chat holds {{"type": "{kind}", "{kind}": ...}}; got {shown(dict(part))}.')

@@ -121,7 +121,6 @@ def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -
 
 
 def _within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Makes a module run within a context."""
     forward = module.forward
 
     def ours(*args: Any, **kwargs: Any) -> Any:
@@ -183,7 +182,6 @@ class DescribedAttention(StandIn):
 
 
 def _for_all(mask: Tensor, queries: int, keys: int) -> Float[Tensor, "#batch #head query key"]:
-    """A mask with all four axes."""
     whole = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     return whole.expand(*whole.shape[:2], queries, keys)
 

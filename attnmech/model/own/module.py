@@ -128,7 +128,6 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
                 self.get_submodule(path).register_forward_hook(lambda *_: self._weights.append(None))
 
     def _replace_described(self) -> None:
-        """Replaces each described attention by a module that computes what was described."""
         for path, (plan, how, returns) in self.described.items():
             original = self.get_submodule(path)
             ours = DescribedAttention(original, plan, how)

@@ -90,7 +90,6 @@ def _each_length(uses: Sequence[Use]) -> list[Use]:
 
 
 def _require_alike(label: str, uses: Sequence[Use]) -> None:
-    """Raises `UnsupportedModelError` unless all layers of a stack have the same sizes."""
     for use in uses[1:]:
         if use.sizes != uses[0].sizes:
             (heads, width, more), (others, wide, further) = uses[0].sizes, use.sizes
@@ -107,7 +106,6 @@ def _with(labels: Any) -> str:
 
 
 def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> tuple[Architecture, list[str]]:
-    """The architecture of a stack, and the path of each layer's block."""
     if any(use.product is not None for use in uses):
         return _plan_of_products(plain, trace, label, uses)
     heads, causal = uses[0].sizes[0], label != "cross" and all(_is_causal(use) for use in uses)

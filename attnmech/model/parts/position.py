@@ -226,7 +226,6 @@ class Rotary:
         cos: Float[Tensor, "*#axes d_table"],
         sin: Float[Tensor, "*#axes d_table"],
     ) -> Float[Tensor, "*axes d_head"]:
-        """x rotated by the model's tables."""
         if self.first == 0:
             return self.rotate(x, cos, sin)
         return torch.cat((x[..., : self.first], self.rotate(x[..., self.first :], cos, sin)), dim=-1)
@@ -245,7 +244,6 @@ class Rotation:
     sin: Float[Tensor, "#batch 1 position d_table"]
 
     def __call__(self, x: Float[Tensor, "*batch head position d_head"]) -> Float[Tensor, "*batch head position d_head"]:
-        """R_i x_i."""
         return self.form(x, self.cos, self.sin)
 
     def back(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:

@@ -222,7 +222,6 @@ class Statements(EditChecks):
     # -- the runs ------------------------------------------------------------------------------------------
 
     def _reached(self, read: Callable[[ProbeRun, str, int], None]) -> Check:
-        """Runs attnmech's model, capturing every point."""
         failed = attempt(lambda: self.passes.run(self._kept, read))
         detail = self._unreached if failed is None else first_line(failed)
         if detail:
@@ -318,7 +317,6 @@ class Statements(EditChecks):
 
     @property
     def _result_hook(self) -> list[LensHook]:
-        """The hook of `result`, which TransformerLens switches off by default, and warns if it is requested."""
         if self.model.points["result"].absent is not None:
             return []
         return [LensHook("result", lens_name(("result", self._middle_layer)), "absent", None)]
@@ -470,7 +468,6 @@ class Statements(EditChecks):
         return self.by_layer("far", statement, FROM_STREAM, comparisons(), self.whole)
 
     def _block_output(self, batch: Batch, layer: int) -> Tensor:
-        """The output of one block of attnmech's model on the embeddings."""
         name = self.stack.point("resid_post"), layer
         return self.model.forward(batch, captures=[name], part=Part(layer, layer + 1))[name].to(self.wide)
 
@@ -488,7 +485,6 @@ class Statements(EditChecks):
 
 
 def _bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The output of TransformerLens's bridge, and its values at some hooks."""
     mask = batch.mask.long() if batch.padded else None
     inputs = batch.extra.get("pixel_values", batch.ids)
     options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}

@@ -162,7 +162,6 @@ class _Edits:
         return not torch.equal(one, other)
 
     def at(self, name: str, layer: int) -> Tensor:
-        """A point of the stack in every copy, in float32 at least."""
         return self.values[self._probe.stack.point(name), layer].to(self._probe.wide)
 
     def _pattern(self, copy: int, layer: int, pattern: Tensor) -> Tensor:

@@ -50,7 +50,6 @@ def far_batch(model: HookedModel, short: int) -> Batch | None:
 
 
 def _windows(config: Any) -> Iterator[int]:
-    """The lengths of a model's windows."""
     for name in _WINDOWS:
         window = getattr(config, name, None)
         if isinstance(window, int):

@@ -234,7 +234,6 @@ def layer_checks(probe: Probe) -> _Checks:
 
 
 def _of_inputs(probe: Probe) -> _Checks:
-    """The statements about the inputs of a layer's attention."""
     plan = probe.plan
     if plan.streams:
         yield "streams", partial(same_streams, probe)
@@ -252,7 +251,6 @@ def _of_inputs(probe: Probe) -> _Checks:
 
 
 def _of_positions(probe: Probe) -> _Checks:
-    """The statements about the effect of positions on scores."""
     plan = probe.plan
     if plan.rotary is not None:
         yield "rotation", partial(rotated, probe)
@@ -270,7 +268,6 @@ def _of_positions(probe: Probe) -> _Checks:
 
 
 def _of_attention(probe: Probe) -> _Checks:
-    """The statements about scores, pattern and their outputs."""
     plan, model, stack = probe.plan, probe.model, probe.stack
     statement, limit = "scores = Σ terms of the score ledger", probe.product(model.d_model)
     yield Statement("ledger", statement, ("q", "k", "scores"), sum_of_terms, limit)
@@ -287,7 +284,6 @@ def _of_attention(probe: Probe) -> _Checks:
 
 
 def _of_stream(probe: Probe) -> _Checks:
-    """The statements about the input and output of a block."""
     plan, adding = probe.plan, sum_rounding(probe.model.dtype)
     yield "attn_out", partial(scaled_output, probe)
     yield "stream", partial(sum_with_attention, probe)
@@ -298,7 +294,6 @@ def _of_stream(probe: Probe) -> _Checks:
 
 
 def _of_crossing(probe: Probe) -> _Checks:
-    """The statements about the inputs of cross-attention and the stream to which it writes."""
     plan, model, decoder = probe.plan, probe.model, probe.model.output_stack.architecture
     if not model.is_own and decoder.streams and decoder.mid_norm is not None:
         statement = "attn_in = the middle norm of decoder.resid_mid"

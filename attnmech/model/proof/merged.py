@@ -145,8 +145,6 @@ def _require(types: Sequence[str], batch: Batch) -> None:
 
 
 class _MergedPasses(Passes):
-    """The passes over a text with pictures."""
-
     @cached_property
     def states(self) -> Any:
         """The output of plain transformers, with what enters each block: no hidden state holds DeepStack's sums."""
@@ -164,15 +162,12 @@ class _MergedPasses(Passes):
 
 
 class _Merged(Statements):
-    """The statements about texts with pictures or sounds."""
-
     def __init__(self, passes: Passes, stack: Stack) -> None:
         super().__init__(passes, stack)
         self.between: set[int] = set()
         """The layers before which something is added to the stream."""
 
     def of_stack(self) -> Iterator[Check]:
-        """The checks of every layer."""
         if self.passes.runs:
             made = {name: made for name, made in self._made_of_layers.items() if name != _CLOSED}
             yield from self._computed(made | ({"chain": self._chain} if "chain" in made else {}))

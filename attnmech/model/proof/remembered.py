@@ -125,7 +125,6 @@ def _is_library(part: nn.Module) -> bool:
 
 @cache
 def _folders() -> tuple[Path, ...]:
-    """The folders of the packages."""
     return tuple(Path(str(sys.modules[name].__file__)).parent for name in _PACKAGES)
 
 

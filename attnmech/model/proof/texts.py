@@ -171,7 +171,6 @@ def _random_ids(model: HookedModel, shape: tuple[int, ...], generator: torch.Gen
 
 
 def _other_ids(model: HookedModel, ids: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Each token replaced by another."""
     known = _text_ids(model).to(ids.device)
     return known[(torch.searchsorted(known, ids.contiguous()) + max(1, len(known) // 2)) % len(known)]
 
@@ -187,7 +186,6 @@ def _last_padded(model: HookedModel, length: int, generator: torch.Generator) ->
 
 
 def _padded(model: HookedModel, texts: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Texts of random tokens with their mask, padded on both sides, each with one token more on the left."""
     ids = _random_ids(model, (texts, length), generator)
     mask = torch.ones_like(ids)
     for text in range(texts):
@@ -196,7 +194,6 @@ def _padded(model: HookedModel, texts: int, length: int, generator: torch.Genera
 
 
 def _heard(encoder: TranscriptEncoder, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """The decoder's texts, each with a recording of noise."""
     noise = encoder.signal.noise(len(ids), SEED, torch.empty(0, dtype=encoder.dtype, device=encoder.device))
     return {**noise, "decoder_input_ids": ids, "decoder_attention_mask": mask}
 

@@ -50,7 +50,6 @@ class PostNormEnd:
     def __call__(
         self, resid_mid: Float[Tensor, "*places d_model"], mlp_out: Float[Tensor, "*#places d_model"]
     ) -> Float[Tensor, "*places d_model"]:
-        """resid_post."""
         return self.post_norm(self.before_norm(resid_mid, mlp_out))
 
 

@@ -142,8 +142,6 @@ def _counted(batch: Batch, by_position: bool) -> Bool[Tensor, "batch position"]:
 
 @dataclass(frozen=True)
 class _Role:
-    """The queries or the keys of a layer."""
-
     name: Literal["query", "key"]
     layer: int
     batch: Batch

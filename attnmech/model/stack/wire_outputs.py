@@ -125,7 +125,6 @@ def _through_results(stack: Stack, layer: int, merged: Tensor, output: Tensor) -
 
 
 def _wire_gate(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Connects the gate, and z after the gate."""
     in_force, plan = stack.in_force, stack.architecture
     if plan.gate is None:
         return
@@ -163,7 +162,6 @@ def _wire_gate(stack: Stack, layer: int, block: nn.Module) -> None:
 
 
 def _wire_added(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Connects what the MLP and a mixer add to the stream."""
     in_force, plan, point = stack.in_force, stack.architecture, stack.point("mlp_out")
 
     def at_written(name: str, kind: Kind, factor: float) -> Callable[..., Any]:

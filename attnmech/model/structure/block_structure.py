@@ -342,7 +342,6 @@ class BlockReader:
     def _with_mlp(
         self, plan: Architecture, entering: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]
     ) -> Architecture:
-        """Adds the MLP, which adds its output to `entering` in pre-norm blocks and to `normed` in post-norm blocks."""
         if (added := self._sums.added(entering, self._ended, after)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
         if (both := self._sums.added_together(entering, after)) is not None:
@@ -370,7 +369,6 @@ class BlockReader:
         return next((call for call in readers if self._reads(call, z)), readers[0])
 
     def _gate(self, out: Call) -> Gate | NormGate | None:
-        """The gate that multiplies z before W_O; None if W_O reads z itself."""
         z, gated = self._z, self._known(out.input)
         if same(gated, z):
             return None

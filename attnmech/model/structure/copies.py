@@ -117,6 +117,5 @@ def use_attention(model: PreTrainedModel, implementation: str, towers: Sequence[
 
 
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:
-    """The configs of a model and of all its parts."""
     configs = (getattr(part, "config", None) for part in model.modules())
     return [config for config in configs if isinstance(config, PreTrainedConfig)]

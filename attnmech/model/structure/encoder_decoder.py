@@ -92,7 +92,6 @@ class _Place:
         return f"{self.blocks}.N.{self.attention}"
 
     def by_path(self) -> dict[str, int]:
-        """Maps the path of each block to its layer."""
         return {f"{self.blocks}.{layer}": layer for layer in self.layers}
 
 

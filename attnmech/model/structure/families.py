@@ -53,7 +53,6 @@ _DECODERS: Final[Mapping[str, _Paths]] = {
 
 
 def _decoder(name: str, qkv: Layout) -> Architecture:
-    """The plan of a pre-norm decoder, by its paths."""
     blocks, final_norm, attention, out, attn_norm, mid_norm, mlp_out = _DECODERS[name]
     return Architecture(
         name=name, blocks=blocks, final_norm=final_norm, attention=attention, qkv=qkv, out=out, attn_norm=attn_norm,

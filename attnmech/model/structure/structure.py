@@ -137,7 +137,6 @@ class Reader:
         return self._run({})
 
     def _require_one_stream(self, trace: Trace, list_path: str, layers: Sequence[int]) -> None:
-        """Raises `UnreadableError` if a model of images adds something to its stream between blocks (YOLOS)."""
         calls = [trace.call(f"{list_path}.{layer}") for layer in layers]
         for layer, (before, after) in enumerate(pairwise(calls) if self._signal is not None else ()):
             if before is not None and after is not None and not same(before.made[0], after.input):
@@ -174,7 +173,6 @@ class Reader:
         return known[drawn].to(self._rows.device)
 
     def _inputs(self) -> dict[str, Any]:
-        """The inputs of the model."""
         if self._signal is not None:
             return {**self._signal.noise(TEXTS, SEED, self._rows)}
         counted = torch.arange(self._ids.shape[1], device=self._ids.device)[None]

@@ -92,7 +92,6 @@ def text_ids(vocabulary: int, placeholders: Collection[int]) -> Int[Tensor, " to
 
 
 def _settings(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
-    """The names and values of a config and of the configs inside it."""
     for name, value in vars(config).items():
         if isinstance(value, PreTrainedConfig):
             yield from _settings(value)
