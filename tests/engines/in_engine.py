@@ -7,8 +7,10 @@ process of its own. `python in_engine.py MODEL OUT apart`: one model compiled, a
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 APART = sys.argv[-1] == "apart"
 if not APART:
@@ -17,11 +19,13 @@ BLOCKED = ("pandas", "transformer_lens", "plotly", "sklearn", "scipy", "circuits
 
 import torch  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.config import CUDAGraphMode  # noqa: E402
 
 for name in BLOCKED:
     sys.modules.setdefault(name, None)  # type: ignore[arg-type] # what attnmech must not import there
 
-from attnmech.engines.vllm import repeated_sequences, scaling, watching  # noqa: E402
+from attnmech.engines.vllm import repeated_sequences, scaling, watching, worker  # noqa: E402
+from attnmech.engines.vllm.worker import Hooks, Watch  # noqa: E402
 
 LENGTHS = (5, 40, 1, 17, 130, 64, 33)
 NEW = 12
@@ -103,6 +107,8 @@ def measure(model: Path, out: Path) -> None:
         llm.generate(prompts((40, 130, 64)), params, use_tqdm=False)
     seen.save(out / "segments.safetensors")
     (out / "wrong.json").write_text(json.dumps(wrong(llm, asked[:2])))
+    if model.name == "llama":
+        (out / "refused.json").write_text(json.dumps(refused(llm, asked[:2])))
     del llm
     few = {"num_gpu_blocks_override": BLOCKS.get(model.name, 8), "max_num_batched_tokens": 48, "max_num_seqs": 8}
     watched(engine(model, max_model_len=160, enable_prefix_caching=False, **few), asked, out / "chunk", max_tokens=28)
@@ -114,10 +120,6 @@ BLOCKS = {"gemma2": 12, "gemma3": 12, "gptoss": 12}
 
 def wrong(llm: LLM, asked: list[dict[str, list[int]]]) -> dict[str, str]:
     """The refusals if attnmech computed with another window, scale, sink or cap than the kernel."""
-    from dataclasses import replace
-
-    from attnmech.engines.vllm import worker
-
     right = worker._kernel_of
     changes = {
         "scale": lambda kernel: replace(kernel, scale=kernel.scale * 1.001),
@@ -127,7 +129,7 @@ def wrong(llm: LLM, asked: list[dict[str, list[int]]]) -> dict[str, str]:
         "cap": lambda kernel: replace(kernel, softcap=0.0),
         "slopes": lambda kernel: replace(kernel, slopes=None),
     }
-    refused = {}
+    said = {}
     for name, change in changes.items():
         differs = []
 
@@ -141,16 +143,52 @@ def wrong(llm: LLM, asked: list[dict[str, list[int]]]) -> dict[str, str]:
             return other
 
         worker._kernel_of = changed
-        try:
-            with watching(llm):
-                run(llm, asked, skip_reading_prefix_cache=True)
-            message = ""
-        except Exception as error:
-            message = str(error)
+        message = message_of(llm, asked)
         if any(differs):
-            refused[name] = message
+            said[name] = message
     worker._kernel_of = right
-    return refused
+    return said
+
+
+def refused(llm: LLM, asked: list[dict[str, list[int]]]) -> dict[str, str]:
+    """What is said of engines that this one is made to resemble, by one attribute each of its own config and layers."""
+    [engine_worker] = llm.collective_rpc(lambda worker: worker.worker)
+    config = engine_worker.vllm_config
+    layer = next(iter(config.compilation_config.static_forward_context.values()))
+    update, parallel = layer.impl.do_kv_cache_update, config.parallel_config
+
+    def coarse(layer: Any, key: Any, value: Any, *others: Any) -> None:
+        update(layer, (key / 8).round() * 8, value, *others)
+
+    changes = [
+        ("graphs", config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL),
+        ("speculative", config, "speculative_config", "draft"),
+        ("pipeline", parallel, "pipeline_parallel_size", 2),
+        ("context", parallel, "decode_context_parallel_size", 2),
+        ("cross", layer, "attn_type", "encoder_decoder"),
+        ("writes", layer.attn_backend, "forward_includes_kv_cache_update", True),
+        ("roots", layer, "use_alibi_sqrt", True),
+        ("images", layer, "use_mm_prefix", True),
+        ("shared", layer.impl, "kv_sharing_target_layer_name", "layers.0"),
+        ("quantised", layer.impl, "do_kv_cache_update", coarse),
+        ("latent", engine_worker, "attnmech", Hooks(engine_worker, {})),
+        ("unseen", Watch, "see", lambda *given: None),
+    ]
+    said = {}
+    for name, owner, attribute, value in changes:
+        with patch.object(owner, attribute, value):
+            said[name] = message_of(llm, asked)
+    return said
+
+
+def message_of(llm: LLM, asked: list[dict[str, list[int]]]) -> str:
+    """The error of a watched run, in words; "" if there is none."""
+    try:
+        with watching(llm):
+            run(llm, asked, skip_reading_prefix_cache=True)
+    except Exception as error:
+        return str(error)
+    return ""
 
 
 def measure_apart(model: Path, out: Path) -> None:

@@ -120,7 +120,7 @@ def test_statistics_are_those_of_plain_passes(measured: Path, name: str, mode: s
     assert (proof["rows left out (prefix cache)"] > 0) == (mode == "prefix")
     assert (proof["rows computed again (preemption)"] > 0) == (mode == "chunk")
     expected = list(plain(hooked(name), requests))
-    assert proof["rows"] == sum(int(rows.sum()) for _, rows in expected)
+    assert proof["rows"] == sum(int(rows.sum()) for _, rows in expected) > proof["rows proved"] > 0.6 * proof["rows"]
     sums, counts = (sum(one.state[entry].sum(dim=(1, -1)) for one, _ in expected) for entry in ("sums", "counts"))
     state = focus.state
     assert torch.equal(state["counts"].sum(dim=(1, -1)), counts)
@@ -206,6 +206,22 @@ def test_wrong_kernels_are_refused(measured: Path, name: str) -> None:
     assert refused.keys() == WRONG[name]
     for message in refused.values():
         assert "could not be proved, so there are no sums: in layer" in message
+
+
+REFUSED = {
+    "graphs": "CUDA graphs of whole steps hide it", "speculative": "speculative decoding computes rows",
+    "pipeline": "pipeline and data parallel engines", "context": "context parallel engines",
+    "cross": "layer 0 is not the self-attention of a decoder", "writes": "writes its cache inside its kernel",
+    "roots": "ALiBi with square roots", "images": "images in prompts", "shared": "the cache of another layer",
+    "quantised": "does not give back the numbers", "latent": "latent attention is not supported",
+    "unseen": "rows in 3 layers, and attnmech saw 0 in 0",
+}  # fmt: skip
+
+
+def test_engines_that_cannot_be_read_are_refused(measured: Path) -> None:
+    said = json.loads((measured / "llama" / "refused.json").read_text())
+    assert said.keys() == REFUSED.keys()
+    assert [name for name, words in REFUSED.items() if words not in said[name]] == []
 
 
 @pytest.fixture(scope="session")

@@ -57,8 +57,8 @@ def _facts(seen: Seen) -> str:
     worst = max(options["proof"]["largest error by layer"])
     return (
         f"{options['engine']}, {len(seen.header['layers'])} layers, "
-        f"{options['proof']['rows']} rows; pattern times values differs from the kernel's output by at most "
-        f"{worst:.0e} of its largest entry"
+        f"{options['proof']['rows']} rows, {options['proof']['rows proved']} of them proved: pattern times values "
+        f"differs from the kernel's output by at most {worst:.0e} of its largest entry"
     )
 
 

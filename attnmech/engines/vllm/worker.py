@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from ..groups import Group, Kernel, Piece, attention_of, error_of, groups_of
 from ..saved import LIMITS
 from ..spans import SpanTotals
 from .layout import Paged, layout_of
+
+_PROVEN_ANSWERS: Final = 8
+"""Rows of answers are proved in every eighth step, all other rows in every step."""
 
 
 class Heads:
@@ -183,7 +186,7 @@ class Watch:
         self._requests: dict[str, Request] = {}
         self._errors = torch.zeros(len(self._numbers), device=self._device)
         self._failed = self._refused = ""
-        self._seen = self._unseen = self._again = 0
+        self._seen = self._unseen = self._again = self._proved = self._steps_of_answers = 0
         self._step: _Step | None = None
         self._edits = [f"L{layer}H{head} scaled by {factor:g}" for layer, head, factor in hooks.scaled]
 
@@ -230,8 +233,9 @@ class Watch:
             table, positions = metadata.block_table[requests].long(), group.positions(kernel.window)
             at = group.once("rows", partial(step.rows_of, group, self._device))
             attention = attention_of(group, q[at], keys.read(table, positions), kernel)
-            error = error_of(group, attention, values.read(table, positions), z[at])
-            self._errors[place] = torch.maximum(self._errors[place], error)  # which keeps NaN
+            if group in step.proved:
+                error = error_of(group, attention, values.read(table, positions), z[at])
+                self._errors[place] = torch.maximum(self._errors[place], error)  # which keeps NaN
             special = group.once("special", lambda: torch.isin(step.ids[at], self._special))  # noqa: B023 - called here
             names = [step.names[piece.request] for piece in group.pieces]
             slots = group.once("slots", partial(self.totals.slots, names))
@@ -269,7 +273,14 @@ class Watch:
                 request.seen += len(fresh)
                 self._seen += len(fresh)
                 request.done = fresh.stop
-        return _Step(names, starts, lengths, ids, counts, groups_of(pieces, self._heads, self._device))
+        groups = groups_of(pieces, self._heads, self._device)
+        proved = [group for group in groups if len(group.rows) > 1]
+        if len(proved) < len(groups):
+            if self._steps_of_answers % _PROVEN_ANSWERS == 0:
+                proved = groups
+            self._steps_of_answers += 1
+        self._proved += sum(len(piece.rows) for group in proved for piece in group.pieces)
+        return _Step(names, starts, lengths, ids, counts, groups, proved)
 
     def _begin_spans(self, name: str, start: int) -> None:
         """Reads the spans that a caller has given to a request: `extra_args={"attnmech_spans": [0, 12, 40]}`."""
@@ -339,6 +350,7 @@ class Watch:
                 "engine": f"vLLM {vllm_version}, {layer.attn_backend.get_name()}, {precision}",
                 "proof": {
                     "rows": self._seen,
+                    "rows proved": self._proved,
                     "rows left out (prefix cache)": self._unseen,
                     "rows computed again (preemption)": self._again,
                     "largest error by layer": [float(f"{error:.1e}") for error in errors],
@@ -365,6 +377,8 @@ class _Step:
     counts: dict[str, int]
     """The number of rows of each request, those that are computed again included."""
     groups: Sequence[Group]
+    proved: Sequence[Group]
+    """The groups whose rows are proved."""
     layers: set[int] = field(default_factory=set)
 
     def rows_of(self, group: Group, device: torch.device) -> Tensor:
