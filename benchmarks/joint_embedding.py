@@ -102,7 +102,7 @@ def steps(model: Any, plain: Any, given: "list[Tensor]", tokens: int) -> dict[st
     from sklearn.manifold import TSNE
 
     import attnmech as am
-    from attnmech.methods.joint_embedding.pictures import Projecting
+    from attnmech.methods.joint_embedding.projections import Projecting
 
     found = am.joint_embedding(model, given[:40], heads=[(0, 5)], sample=tokens)
     rng = np.random.default_rng(0)

@@ -95,11 +95,3 @@ class PairDistances:
     def part(self, chosen: Int[Tensor, " part"]) -> "PairDistances":
         """Returns the distances of some of the pairs."""
         return PairDistances(self.query_squares[chosen], self.key_squares[chosen], self.products[chosen])
-
-
-def criterion(
-    distances: PairDistances, product: Float[Tensor, " pair"], grid: Float64[Tensor, " c"]
-) -> Float64[Tensor, " c"]:
-    """Returns the weighted correlation at every c of a grid; the best c has the lowest correlation."""
-    correlations = [weighted_correlation(distances.at(c), product) for c in grid.tolist()]
-    return torch.tensor(correlations, dtype=torch.float64)

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -15,7 +15,7 @@ from ...maths.ranks import plain_correlation, rank_correlation
 from ...maths.softmax import softmax_of
 from ...maths.variance_shares import row_covariances
 from ...model.attention.observed import RowBlock
-from .distances import PairDistances, criterion, row_rank_correlation, weighted_correlation
+from .distances import PairDistances, row_rank_correlation, weighted_correlation
 from .formulas import ScaleAndShift, Sphere, scale_grid, scale_of_norms
 from .numbers import NUMBERS
 from .token_pairs import Pairs, Tokens, drawn
@@ -33,7 +33,7 @@ class Plan:
 
     heads: tuple[tuple[int, int], ...]
     geometry: Literal["scaled", "exact"]
-    scale: float | Literal["auto", "norm"]
+    scale: float | str
     shift: bool
     seed: int
     projections: tuple[str, ...]
@@ -62,6 +62,10 @@ class EmbeddedHead:
     curve: Float64[Tensor, " c"]
 
 
+_Parts: TypeAlias = tuple[Tensor, Tensor, Tensor, dict[str, float], str, Tensor, Tensor]
+"""The queries and keys of all tokens as points, and the fields of `EmbeddedHead`, but the norms."""
+
+
 @dataclass(frozen=True)
 class OneHead:
     """One head's queries and keys on the whole batch, with the other parts of its scores."""
@@ -73,80 +77,75 @@ class OneHead:
     """The indices of the tokens that become points."""
     block: RowBlock
     """The layer's last block of rows."""
-    head: int
-    q: Float[Tensor, "batch position d"]
-    k: Float[Tensor, "batch position d"]
     pairs: Pairs
     rows: Int[Tensor, " row"]
     seen: Bool[Tensor, "batch row key"]
+    head: int
+    q: Float[Tensor, "batch position d"]
+    k: Float[Tensor, "batch position d"]
 
-    def embedded(self) -> EmbeddedHead:
+    def embedded(self, first_attention: float) -> EmbeddedHead:
         """The head's points and numbers."""
         q, k = (self.tokens.of_each(values).double() for values in (self.q, self.k))
-        whole = self._exact(q, k) if self.plan.geometry == "exact" else self._scaled(q, k)
-        medians = (float(norms.quantile(0.5)) for norms in whole.norms.chunk(2))
+        exact = self.plan.geometry == "exact"
+        queries, keys, offset, numbers, flag, grid, curve = self._exact(q, k) if exact else self._scaled(q, k)
+        norms = torch.cat((q, k)).norm(dim=-1)
+        query_norm, key_norm = (float(of_kind.quantile(0.5)) for of_kind in norms.chunk(2))
+        numbers |= {"query_norm": query_norm, "key_norm": key_norm, "first_attention": first_attention}
+        numbers = dict.fromkeys(NUMBERS, math.nan) | numbers
         sampled = torch.cat((self.places, len(q) + self.places))
-        return replace(
-            whole,
-            vectors=whole.vectors[sampled].to(torch.float64 if self.plan.geometry == "exact" else self.q.dtype),
-            norms=whole.norms[sampled].float(),
-            numbers=whole.numbers | dict(zip(("query_norm", "key_norm"), medians, strict=True)),
-        )
+        vectors = torch.cat((queries, keys))[sampled].to(torch.float64 if exact else self.q.dtype)
+        return EmbeddedHead(vectors, offset, norms[sampled].float(), numbers, flag, grid, curve)
 
-    def _scaled(self, q: Tensor, k: Tensor) -> EmbeddedHead:
-        """All tokens as points."""
+    def _scaled(self, q: Tensor, k: Tensor) -> _Parts:
         plan, pairs = self.plan, self.pairs
         fixed = plan.fixed.get((self.block.layer, self.head))
         mean_q, mean_k = q.mean(dim=0), k.mean(dim=0)
         centred_q, centred_k = q - mean_q, k - mean_k
         inner = pairs.products(centred_q, centred_k)
         product = inner + (q @ mean_k)[pairs.query] + (centred_k @ mean_q)[pairs.key]
-        if fixed is None and plan.shift:
-            distances = _distances(centred_q, centred_k, inner, pairs)
-        else:
-            distances = _distances(q, k, product, pairs)
-        c, flag, grid, curve = self._chosen(q, k, distances, product)
         if fixed is None:
-            embedding = ScaleAndShift.of(q, k, c, shift=plan.shift)
-            distance = distances.at(c)
+            shifted = (centred_q, centred_k, inner) if plan.shift else (q, k, product)
+            distances = _distances(*shifted, pairs)
+            c, flag, grid, curve = self._chosen(q, k, distances, product)
+            embedding, distance = ScaleAndShift.of(q, k, c, shift=plan.shift), distances.at(c)
+            queries, keys = embedding.queries(q), embedding.keys(k)
         else:
-            embedding, c, flag = fixed, fixed.c, ""
+            embedding, c, flag, grid = fixed, fixed.c, "", scale_grid(scale_of_norms(q, k))
+            curve = torch.full_like(grid, torch.nan)
             queries, keys = embedding.queries(q), embedding.keys(k)
             distance = _distances(queries, keys, pairs.products(queries, keys), pairs).at(1.0)
         apart = float((c * mean_q - mean_k / c).norm())
         spread = ((c * centred_q).square().sum(-1).mean() + (centred_k / c).square().sum(-1).mean()).div(2).sqrt()
+        every_q, every_k = embedding.queries(self.q.double()), embedding.keys(self.k.double())
         numbers = {
             **_correlations(distance, product),
             "scale": c,
             "centroid_distance": apart,
             "separation": apart / float(spread) if float(spread) > 0 else math.nan,
             "shift_share": self._shift_share(mean_q),
-            "attention_change": self._attention_change(
-                embedding.queries(self.q.double()), embedding.keys(self.k.double()), self.block.scale, self._position
-            ),
+            "attention_change": self._attention_change(every_q, every_k, self.block.scale, self._position),
         }
-        points = torch.cat((embedding.queries(q), embedding.keys(k)))
-        return EmbeddedHead(points, embedding.offset, torch.cat((q, k)).norm(dim=-1), numbers, flag, grid, curve)
+        return queries, keys, embedding.offset, numbers, flag, grid, curve
 
     def _chosen(
         self, q: Tensor, k: Tensor, distances: PairDistances, product: Tensor
     ) -> tuple[float, str, Tensor, Tensor]:
-        """Returns the chosen c, its flag, the grid, and the criterion on the grid."""
+        """Returns the chosen c, its flag, the grid, and the weighted correlation on the grid, lowest at the best c."""
         plan, middle = self.plan, scale_of_norms(q, k)
         grid = scale_grid(middle)
-        if plan.scale != "auto" or plan.fixed:
-            c = middle if isinstance(plan.scale, str) else plan.scale
-            return c, "", grid, torch.full_like(grid, torch.nan)
+        if plan.scale != "auto":
+            return middle if plan.scale == "norm" else float(plan.scale), "", grid, torch.full_like(grid, torch.nan)
         some = drawn(len(self.pairs), CURVE_PAIRS, [plan.seed, 1])
-        curve = criterion(distances.part(some), product[some], grid)
+        part, products = distances.part(some), product[some]
+        curve = torch.tensor([weighted_correlation(part.at(c), products) for c in grid.tolist()], dtype=torch.float64)
         known = curve[~curve.isnan()]
         if not len(known) or float(known.max() - known.min()) < _FLAT:
             return middle, "flat", grid, curve
         best = int(curve.nan_to_num(torch.inf).argmin())
         return float(grid[best]), "edge" if best in (0, len(grid) - 1) else "", grid, curve
 
-    def _exact(self, q: Tensor, k: Tensor) -> EmbeddedHead:
-        """All tokens as points."""
+    def _exact(self, q: Tensor, k: Tensor) -> _Parts:
         pairs, tokens = self.pairs, self.tokens
         slope, by_key = self._slope()
         p = tokens.of_each(by_key)
@@ -160,32 +159,23 @@ class OneHead:
             "attention_change": self._attention_change(sphere.queries(self.q), sphere.keys(self.k, by_key), 1.0, None),
         }
         nothing = torch.full_like(scale_grid(1.0), torch.nan)
-        points = torch.cat((queries, keys))
-        norms = torch.cat((q, k)).norm(dim=-1)
-        return EmbeddedHead(points, torch.zeros_like(keys[0]), norms, numbers, "", nothing, nothing)
+        return queries, keys, torch.zeros_like(keys[0]), numbers, "", nothing, nothing
 
     # -- the position term ------------------------------------------------------------------------------------
 
     @property
     def _position(self) -> Float[Tensor, "#batch #row key"] | None:
         """The model's additions to q·k for positions in the measured rows: position term and products with tables."""
-        position, relative = self.block.position, self._relative
-        if position is None:
-            return relative
-        own = position[:, self.head if position.shape[1] > 1 else 0].cpu().double()
-        own = own if own.shape[1] == 1 else own[:, self.rows]
-        return own if relative is None else own + relative
-
-    @property
-    def _relative(self) -> Float64[Tensor, "batch row key"] | None:
-        tables = self.block.relative
-        if tables is None:
-            return None
-        one = (
-            tables.of_head(self.head).of_rows(self.rows.to(tables.place.device)).to(torch.float64, torch.device("cpu"))
-        )
-        q, k = (values.cpu().double()[:, None] for values in (self.q[:, self.rows], self.k))
-        return self.block.scale * one.added_to(k)(q, slice(None))[:, 0]
+        position, tables, terms = self.block.position, self.block.relative, []
+        if position is not None:
+            own = position[:, self.head if position.shape[1] > 1 else 0].cpu().double()
+            terms.append(own if own.shape[1] == 1 else own[:, self.rows])
+        if tables is not None:
+            one = tables.of_head(self.head).of_rows(self.rows.to(tables.place.device))
+            q, k = (values.cpu().double()[:, None] for values in (self.q[:, self.rows], self.k))
+            added = one.to(torch.float64, torch.device("cpu")).added_to(k)(q, slice(None))
+            terms.append(self.block.scale * added[:, 0])
+        return sum(terms[1:], terms[0]) if terms else None
 
     def _slope(self) -> tuple[float, Float64[Tensor, "batch key"]]:
         """The slope of the position term, and each key's position in the score: the term / slope.
@@ -244,8 +234,7 @@ class OneHead:
 
 
 def _correlations(distance: Tensor, product: Tensor) -> dict[str, float]:
-    """The correlations of distance and product; NaN for all other numbers."""
-    return dict.fromkeys(NUMBERS, math.nan) | {
+    return {
         "correlation": weighted_correlation(distance, product),
         "plain_correlation": plain_correlation(distance, product),
         "spearman": rank_correlation(distance, product),

@@ -40,12 +40,11 @@ def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImage
     patch = model.grid.patch
     pixels = _coloured(images.float().cpu())
     means = torch.nn.functional.avg_pool2d(pixels, patch, stride=patch)
-    flat = means.flatten(2).mT
     # Patches are contiguous: after a class token and registers, or before detection tokens.
     before = next((place for place, label in enumerate(batch.tokens[0]) if "," in label), 0)
     colours = torch.zeros(len(pixels), batch.ids.shape[1], 3)
-    colours[:, before : before + flat.shape[1]] = flat
-    pictures = {str(number): _uri(image) for number, image in enumerate(pixels[:PICTURES])}
+    colours[:, before : before + means[0, 0].numel()] = means.flatten(2).mT
+    pictures = {str(number): data_uri(image) for number, image in enumerate(images[:PICTURES])}
     return PatchImages((means.shape[2], means.shape[3]), pictures, tokens.of_each(colours))
 
 
@@ -59,12 +58,8 @@ def _coloured(pixels: Float[Tensor, "batch channel height width"]) -> Float[Tens
 
 def data_uri(image: Float[Tensor, "channel height width"]) -> str:
     """Encodes an image of pixel values as a data URI, from its lowest value to its highest."""
-    return _uri(_coloured(image[None].float().cpu())[0])
-
-
-def _uri(image: Float[Tensor, "3 height width"]) -> str:
     from plotly import express  # type: ignore[import-untyped]
 
-    picture = image.permute(1, 2, 0).round().to(torch.uint8).numpy()
+    picture = _coloured(image[None].float().cpu())[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
     source: str = express.imshow(picture, binary_string=True).data[0].source
     return source

@@ -9,9 +9,13 @@ from importlib import import_module
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...errors import InputError
+from .token_pairs import drawn
 
 Points: TypeAlias = NDArray[Any]
 """`[point d]`, in float32 or float64."""
@@ -38,27 +42,81 @@ CANNOT_PLACE: Final = {
 
 _PACKAGES: Final = {"umap": "umap", "pacmap": "pacmap", "opentsne": "openTSNE"}
 
+FITTED: Final = 12_000
+"""The largest number of a head's points to which a projection is fitted; it then places the other points."""
+
+Place: TypeAlias = Callable[[Points], Points]
+"""Places further points in a picture."""
+
+Fitted: TypeAlias = tuple[Points, Place | None]
+"""Points in 2 or 3 dimensions; None if the library cannot place further points (`CANNOT_PLACE`)."""
+
 
 @dataclass(frozen=True)
-class Projection:
-    """Points in 2 or 3 dimensions, and the function that places further points."""
+class Projecting:
+    """A projection's name and settings."""
 
-    points: Points
-    place: Callable[[Points], Points] | None
-    """None if the library cannot place further points (`CANNOT_PLACE`)."""
+    name: str
+    dims: int
+    perplexity: float
+    seed: int
 
+    def check(self, count: int) -> None:
+        """Raises `InputError` for too few points, and for more points than a projection is fitted to, if it cannot
+        place the others.
+        """
+        name, tokens = self.name, count // 2
+        if count > FITTED and name in CANNOT_PLACE:
+            raise InputError(
+                f'projection="{name}" takes at most {FITTED:,} points ({FITTED // 2:,} tokens); got {tokens:,} tokens. '
+                f"Use sample={FITTED // 2} or less, or a projection that can place further points: "
+                '"pca", "umap" or "opentsne".'
+            )
+        fitted = min(count, FITTED)
+        if name in ("tsne", "opentsne") and 3 * self.perplexity > fitted - 1:
+            raise InputError(
+                f"a perplexity of {self.perplexity:g} needs {int(3 * self.perplexity) + 2} points; {fitted // 2} "
+                f"tokens give {fitted}, one query and one key each. Use more text, or "
+                f"perplexity={max(1, (fitted - 1) // 3)} or less."
+            )
+        least = NEIGHBOURS.get(name, self.dims) + 1
+        if count < least:
+            raise InputError(
+                f'projection="{name}" in {self.dims} dimensions needs {least} points; {tokens} tokens give {count}, '
+                "one query and one key each. Use more text."
+            )
 
-def project(
-    name: str, points: Points, *, dims: int, perplexity: float, seed: int, watch: Watch = lambda share: None
-) -> Projection:
-    """Projects points `[point d]` to 2 or 3 dimensions, reproducibly for a seed.
+    def fit(self, vectors: Float[Tensor, "point d"], watch: Watch = lambda share: None) -> Fitted:
+        """Fits the projection to a head's points, or to the queries and keys of a sample of its tokens."""
+        dtype = np.float32 if self.name in ("umap", "pacmap") else np.float64
+        fitted = vectors if self.name == "pca" else vectors[self._fitted(len(vectors))]
+        wide = np.ascontiguousarray(fitted.numpy(), dtype=dtype)
+        with _quiet():
+            points, transform = _BY[self.name](wide, self.dims, self.perplexity, self.seed, watch)
 
-    Raises `InputError` for too few points, and for a library that is not installed.
-    """
-    check_enough(name, len(points), dims=dims, perplexity=perplexity)
-    wide = np.ascontiguousarray(points, dtype=np.float32 if name in ("umap", "pacmap") else np.float64)
-    with _quiet():
-        return _BY[name](wide, dims, perplexity, seed, watch)
+        def place(more: Points) -> Points:
+            assert transform is not None
+            with _quiet():
+                return np.asarray(transform(np.ascontiguousarray(more, dtype=dtype)))
+
+        return points, place if transform else None
+
+    def points(self, vectors: Float[Tensor, "point d"], watch: Watch) -> Float[Tensor, "point dims"]:
+        """Returns all of a head's points in the picture, in float32; `watch` hears of the share that is done."""
+        points, place = self.fit(vectors, watch)
+        if len(points) == len(vectors):
+            return torch.from_numpy(np.asarray(points, dtype=np.float32))
+        assert place is not None
+        chosen = self._fitted(len(vectors))
+        rest = torch.ones(len(vectors), dtype=torch.bool).index_fill(0, chosen, False)
+        placed = torch.empty(len(vectors), self.dims)
+        placed[chosen] = torch.from_numpy(points).float()
+        placed[rest] = torch.from_numpy(place(vectors[rest].numpy())).float()
+        return placed
+
+    def _fitted(self, count: int) -> Tensor:
+        chosen = drawn(count // 2, FITTED // 2, [self.seed, 2])
+        return torch.cat((chosen, chosen + count // 2))
 
 
 def require_installed(name: str) -> None:
@@ -68,21 +126,6 @@ def require_installed(name: str) -> None:
             import_module(_PACKAGES[name])
         except ImportError as error:
             raise InputError(f'projection="{name}" needs: pip install "attnmech[{name}]".') from error
-
-
-def check_enough(name: str, count: int, *, dims: int, perplexity: float) -> None:
-    """Raises `InputError` if a projection needs more points."""
-    if name in ("tsne", "opentsne") and 3 * perplexity > count - 1:
-        raise InputError(
-            f"a perplexity of {perplexity:g} needs {int(3 * perplexity) + 2} points; {count // 2} tokens give "
-            f"{count}, one query and one key each. Use more text, or perplexity={max(1, (count - 1) // 3)} or less."
-        )
-    least = NEIGHBOURS.get(name, dims) + 1
-    if count < least:
-        raise InputError(
-            f'projection="{name}" in {dims} dimensions needs {least} points; {count // 2} tokens give {count}, one '
-            "query and one key each. Use more text."
-        )
 
 
 def trustworthiness(points: Points, projected: Points, metric: str) -> float:
@@ -98,50 +141,43 @@ def trustworthiness(points: Points, projected: Points, metric: str) -> float:
     return float(measured(points, projected, n_neighbors=neighbours, metric=metric))
 
 
-def _pca(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
+def _pca(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Fitted:
     from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 
     count = min(dims, *points.shape)
     # The exact solver on the covariance needs no random start, and no further matrix of the points' size.
     fitted = PCA(n_components=count, svd_solver="covariance_eigh").fit(points)
 
-    def place(more: Points) -> Points:
-        placed: Points = fitted.transform(np.asarray(more, dtype=np.float64))
-        return np.pad(placed, ((0, 0), (0, dims - count)))
+    def transform(more: Points) -> Points:
+        return np.pad(fitted.transform(more), ((0, 0), (0, dims - count)))
 
-    return Projection(place(points), place)
+    return transform(points), transform
 
 
-def _tsne(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
+def _tsne(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Fitted:
     from sklearn.manifold import TSNE
 
     made = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, init="pca", random_state=seed)
     # scikit-learn only prints its iterations, and the process's output is the user's, so `watch` hears nothing.
-    return Projection(made.fit_transform(points), None)
+    return made.fit_transform(points), None
 
 
-def _umap(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
+def _umap(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Fitted:
     from umap import UMAP  # type: ignore[import-untyped]
 
     # UMAP is reproducible with one thread only.
     made = UMAP(n_components=dims, n_neighbors=NEIGHBOURS["umap"], metric="cosine", random_state=seed, n_jobs=1)
-    placed = made.fit_transform(points)
-
-    def place(more: Points) -> Points:
-        with _quiet():
-            return np.asarray(made.transform(np.ascontiguousarray(more, dtype=np.float32)))
-
-    return Projection(placed, place)
+    return made.fit_transform(points), made.transform
 
 
-def _pacmap(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
+def _pacmap(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Fitted:
     from pacmap import PaCMAP  # type: ignore[import-untyped]
 
     made = PaCMAP(n_components=dims, n_neighbors=NEIGHBOURS["pacmap"], random_state=seed)
-    return Projection(made.fit_transform(points, init="pca"), None)
+    return made.fit_transform(points, init="pca"), None
 
 
-def _opentsne(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Projection:
+def _opentsne(points: Points, dims: int, perplexity: float, seed: int, watch: Watch) -> Fitted:
     from openTSNE import TSNE  # type: ignore[import-untyped]
 
     fast = {"negative_gradient_method": "bh"} if dims > 2 else {}
@@ -157,16 +193,10 @@ def _opentsne(points: Points, dims: int, perplexity: float, seed: int, watch: Wa
     made.callbacks = [hear]
     fitted = made.fit(points)
     watching = False
-
-    def place(more: Points) -> Points:
-        with _quiet():
-            # openTSNE uses its own perplexity of 5 for further points.
-            return np.asarray(fitted.transform(np.asarray(more, dtype=np.float64)))
-
-    return Projection(np.asarray(fitted), place)
+    return np.asarray(fitted), fitted.transform  # which has its own perplexity of 5
 
 
-_BY: Final[dict[str, Callable[[Points, int, float, int, Watch], Projection]]] = {
+_BY: Final[dict[str, Callable[[Points, int, float, int, Watch], Fitted]]] = {
     "pca": _pca, "tsne": _tsne, "umap": _umap, "pacmap": _pacmap, "opentsne": _opentsne,
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, member, option, optional_flag, shown, whole_number
@@ -25,14 +25,14 @@ from ...model.run.hooked import HookedModel, require_model
 from ...runs.progress import steps
 from ...runs.token_types import token_types
 from .chosen_texts import TOKENS, ChosenTexts, choose_texts
-from .embedded_head import EmbeddedHead, Plan
+from .embedded_head import Plan
 from .embedded_points import EmbeddedPoints
 from .formulas import ScaleAndShift
 from .numbers import NUMBERS
 from .page import embedding_section, embedding_view
 from .patch_images import patch_images
-from .pictures import AFTER, Projecting, after_projection
-from .projections import CANNOT_PLACE, PROJECTIONS, Projection, require_installed
+from .pictures import AFTER, after_projection
+from .projections import CANNOT_PLACE, PROJECTIONS, Place, Projecting, require_installed
 from .sums import Embedder, in_threads
 from .token_pairs import Tokens, sampled
 
@@ -130,18 +130,19 @@ def joint_embedding(
     perplexity, seed = finite_number("perplexity", perplexity, above=0.0), whole_number("seed", seed, most=2**32 - 1)
     sample = whole_number("sample", sample, least=2)
     bos, truncate = optional_flag("bos", bos), flag("truncate", truncate)
+    checked = (
+        option("scale", scale, ("auto", "norm")) if isinstance(scale, str) else finite_number("scale", scale, above=0)
+    )
     plan = Plan(
-        tuple(model.check_heads(heads, layers, stack)), geometry, _checked_scale(scale), flag("shift", shift), seed,
+        tuple(model.check_heads(heads, layers, stack)), geometry, checked, flag("shift", shift), seed,
         names, dims, perplexity, sample, bos, truncate, flag("progress", progress),
     )  # fmt: skip
     return _embedded(model, inputs, plan, stack)
 
 
 def _projections(projection: Any) -> tuple[str, ...]:
-    names = (
-        (projection,) if isinstance(projection, str) else tuple(projection) if isinstance(projection, Sequence) else ()
-    )
-    if not names:
+    names = (projection,) if isinstance(projection, str) else projection
+    if not names or not isinstance(names, Sequence):
         raise InputError(
             f"`projection` must be one of {', '.join(PROJECTIONS)}, or a list of them; got {shown(projection)}."
         )
@@ -149,13 +150,6 @@ def _projections(projection: Any) -> tuple[str, ...]:
         option("projection", name, PROJECTIONS)
         require_installed(name)
     return tuple(dict.fromkeys(names))
-
-
-def _checked_scale(scale: Any) -> float | Literal["auto", "norm"]:
-    if isinstance(scale, str):
-        option("scale", scale, ("auto", "norm"))
-        return cast(Literal["auto", "norm"], scale)
-    return finite_number("scale", scale, above=0.0)
 
 
 def _embedded(
@@ -181,8 +175,15 @@ def _embedded(
     _check(plan, len(places), of_stack.d_head, model.dtype)
     embedder = Embedder(plan, batch, places, _carried(batch, len(plan.heads)), of_stack.label)
     model.forward(chosen.batch, rows=[embedder], layers=[(of_stack.label, layer) for layer in layers])
-    embedded_heads = [embedder.embedded[place] for place in plan.heads]
-    pictures = {name: _picture(name, plan, embedder, embedded_heads, fitted) for name in plan.projections}
+    pictures = {name: _picture(name, plan, embedder, fitted) for name in plan.projections}
+
+    def of_heads(field_name: str) -> Tensor:
+        return torch.stack([getattr(head, field_name) for head in embedder.embedded])
+
+    # The most attended keys as indices into the sample, −1 for keys outside it.
+    in_sample = torch.full(batch.ids.shape, -1)
+    in_sample[embedder.sample.text, embedder.sample.position] = torch.arange(len(embedder.sample))
+    highest = in_sample[embedder.sample.text[None, :, None], embedder.highest.clamp_min(0)]
     text, position = embedder.sample.text, embedder.sample.position
     options = {
         "heads": [list(place) for place in plan.heads], "projection": list(plan.projections), "dims": plan.dims,
@@ -211,18 +212,19 @@ def _embedded(
         texts_seen=chosen.seen,
         pairs=tuple(len(embedder.all_pairs[layer]) for layer in layers),
         all_pairs=all(layer_pairs.whole for layer_pairs in embedder.all_pairs.values()),
-        vectors=torch.stack([head.vectors for head in embedded_heads]),
-        offsets=torch.stack([head.offset for head in embedded_heads]),
-        norms=torch.stack([head.norms for head in embedded_heads]),
-        highest=_in_sample(embedder),
+        vectors=of_heads("vectors"),
+        offsets=of_heads("offset"),
+        norms=of_heads("norms"),
+        highest=highest.masked_fill(embedder.highest < 0, -1),
         weights=embedder.weights,
         numbers={
-            name: torch.tensor([head.numbers[name] for head in embedded_heads], dtype=torch.float64) for name in NUMBERS
+            name: torch.tensor([head.numbers[name] for head in embedder.embedded], dtype=torch.float64)
+            for name in NUMBERS
         },
         after={name: measures for name, (_, measures) in pictures.items()},
-        flags=tuple(head.flag for head in embedded_heads),
-        grid=torch.stack([head.grid for head in embedded_heads]),
-        curve=torch.stack([head.curve for head in embedded_heads]),
+        flags=tuple(head.flag for head in embedder.embedded),
+        grid=of_heads("grid"),
+        curve=of_heads("curve"),
         points={name: points for name, (points, _) in pictures.items()},
         patterns={str(number): value for number, value in embedder.patterns.items()},
         text_labels={str(number): batch.real_tokens[number] for number in embedder.patterns},
@@ -230,7 +232,7 @@ def _embedded(
         sink=embedder.sink,
         images=patch_images(model, batch, embedder.sample),
         types_of_heads=(),
-        provenance=model.provenance(batch_hash(chosen.batch), chosen.batch.queries(of_stack.label).tokens, options),
+        provenance=model.provenance(batch_hash(chosen.batch), batch.tokens, options),
     )
 
 
@@ -277,14 +279,14 @@ def _carried(batch: Batch, heads: int) -> list[int]:
 
 
 def _picture(
-    name: str, plan: Plan, embedder: Embedder, embedded: Sequence[EmbeddedHead], fitted: "JointEmbedding | None"
+    name: str, plan: Plan, embedder: Embedder, fitted: "JointEmbedding | None"
 ) -> tuple[Float[Tensor, "chosen point dims"], dict[str, Tensor]]:
     """The points of every head in one projection, and the measures after it."""
     projecting = Projecting(name, plan.dims, plan.perplexity, plan.seed)
     points = []
-    with steps(f"projecting by {name}", len(embedded), show=plan.progress) as bar:
+    with steps(f"projecting by {name}", len(plan.heads), show=plan.progress) as bar:
         # One at a time: several of the libraries are not thread-safe, and start their own threads.
-        for place, head in enumerate(embedded):
+        for place, head in enumerate(embedder.embedded):
             if fitted is None:
                 points.append(projecting.points(head.vectors, bar.within(place)))
             else:
@@ -292,36 +294,28 @@ def _picture(
             bar.reach(place + 1)
 
     def measured(place: int) -> dict[str, float]:
-        head, pairs = embedded[place], embedder.pairs[plan.heads[place][0]]
+        head, pairs = embedder.embedded[place], embedder.pairs[plan.heads[place][0]]
         return after_projection(name, head.vectors, points[place], head.offset, pairs, plan.seed)
 
-    measures = in_threads(measured, len(embedded))
+    measures = in_threads(measured, len(points))
     after = {number: torch.tensor([of_head[number] for of_head in measures], dtype=torch.float64) for number in AFTER}
     return torch.stack(points), after
-
-
-def _in_sample(embedder: Embedder) -> Int[Tensor, "chosen token 2"]:
-    """The most attended keys as indices into the sample, −1 for keys outside it."""
-    places = torch.full(embedder.batch.ids.shape, -1)
-    places[embedder.sample.text, embedder.sample.position] = torch.arange(len(embedder.sample))
-    in_sample = places[embedder.sample.text[None, :, None], embedder.highest.clamp_min(0)]
-    return in_sample.masked_fill(embedder.highest < 0, -1)
 
 
 @dataclass(frozen=True, repr=False)
 class JointEmbedding(EmbeddedPoints):
     """Queries and keys of every head as points in one space, with their measurements."""
 
-    _placers: dict[tuple[str, int], Projection] = field(default_factory=dict, compare=False, metadata={"saved": False})
+    _placers: dict[tuple[str, int], Place] = field(default_factory=dict, compare=False, metadata={"saved": False})
 
-    def _placer(self, name: str, place: int) -> Any:
-        """Returns the function that places further vectors in a head's picture."""
+    def _placer(self, name: str, place: int) -> Place:
         if name in CANNOT_PLACE:
             raise InputError(f'projection="{name}" cannot place further points: {CANNOT_PLACE[name]}.')
         if (name, place) not in self._placers:
-            projecting = Projecting(name, self.dims, self.perplexity, self.seed)
-            self._placers[name, place] = projecting.fit(self.vectors[place])
-        return self._placers[name, place].place
+            _, placer = Projecting(name, self.dims, self.perplexity, self.seed).fit(self.vectors[place])
+            assert placer is not None
+            self._placers[name, place] = placer
+        return self._placers[name, place]
 
     def place(
         self,
@@ -343,8 +337,7 @@ class JointEmbedding(EmbeddedPoints):
                 "texts must be embedded at once."
             )
         place, name = self._place(layer, head), self._projection(projection)
-        placer = self._placer(name, place)
-        embedding = self._embedding(place)
+        placer, embedding = self._placer(name, place), self._embedding(place)
         vectors = [] if queries is None else [embedding.queries(queries.double())]
         vectors += [] if keys is None else [embedding.keys(keys.double())]
         width = self.vectors.shape[-1]

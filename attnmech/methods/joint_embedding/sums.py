@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
 import torch
@@ -64,10 +64,9 @@ class Embedder:
         self, plan: Plan, batch: Batch, places: Int[Tensor, " sample"], carried: Sequence[int], stack: str
     ) -> None:
         self.plan, self.batch, self.stack = plan, batch, stack
-        self.tokens = Tokens.of(batch)
-        self.places = places
+        self.tokens, self.places = Tokens.of(batch), places
         self.sample = self.tokens.chosen(places)
-        self.embedded: dict[tuple[int, int], EmbeddedHead] = {}
+        self.embedded: list[EmbeddedHead] = []
         self.pairs: dict[int, Pairs] = {}
         """The pairs of sampled tokens by layer."""
         self.all_pairs: dict[int, Pairs] = {}
@@ -86,52 +85,44 @@ class Embedder:
     def __call__(self, block: RowBlock) -> None:
         """Receives a block of rows; after a layer's last block, measures its heads."""
         heads = [head for layer, head in self.plan.heads if layer == block.layer]
+        start = self.plan.heads.index((block.layer, heads[0]))
+        places = slice(start, start + len(heads))
         self.sink = self.sink or block.sink is not None
         # Keys that are not tokens do not become points.
         pattern = block.pattern[:, heads, :, : block.mask.queries]
-        self._note_highest(pattern, block)
+        self._note_highest(pattern, block, places)
         q = local_half(block.q[:, heads], block.mask).clone()
         self._layers[block.layer].append((q, self._on_first(pattern, block)))
-        self._keep_patterns(pattern, block)
+        self._keep_patterns(pattern, block, places)
         if block.rows.stop == self.batch.ids.shape[1]:
             self._measure(heads, block)
 
     # -- measures of the pattern ------------------------------------------------------------------------------
 
-    def _place(self, layer: int) -> slice:
-        """The indices of a layer's heads in the plan."""
-        start = next(place for place, head in enumerate(self.plan.heads) if head[0] == layer)
-        return slice(start, start + sum(other == layer for other, _ in self.plan.heads))
-
-    def _note_highest(self, pattern: Tensor, block: RowBlock) -> None:
+    def _note_highest(self, pattern: Tensor, block: RowBlock, places: slice) -> None:
         """Notes the two most attended keys of the sampled queries in the block's rows, by position in the batch."""
         position = self.sample.position
         here = ((position >= block.rows.start) & (position < block.rows.stop)).nonzero()[:, 0]
         rows = pattern[self.sample.text[here], :, position[here] - block.rows.start]
         two_highest = rows.topk(min(2, rows.shape[-1]), dim=-1)
         keys = two_highest.indices.masked_fill(two_highest.values == 0, -1)
-        width = keys.shape[-1]
-        place = self._place(block.layer)
-        self.highest[place, here, :width] = rearrange(keys, "token head two -> head token two").cpu()
-        self.weights[place, here, :width] = (
-            rearrange(two_highest.values, "token head two -> head token two").float().cpu()
-        )
+        for kept, found in ((self.highest, keys), (self.weights, two_highest.values)):
+            kept[places, here, : found.shape[-1]] = rearrange(found, "token head two -> head token two").to(kept)
 
     def _on_first(self, pattern: Tensor, block: RowBlock) -> Float[Tensor, " head"]:
-        """Sums the attention to each text's first token over the rows after it."""
         first = self.batch.begins
         inside = first.clamp_max(pattern.shape[-1] - 1)
         on_first = pattern.gather(-1, inside[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
         counted = block.real & (torch.arange(block.rows.start, block.rows.stop, device=first.device) > first[:, None])
         return as_float64(on_first * counted[:, None]).sum(dim=(0, 2)).cpu()
 
-    def _keep_patterns(self, pattern: Tensor, block: RowBlock) -> None:
+    def _keep_patterns(self, pattern: Tensor, block: RowBlock, places: slice) -> None:
         for text, kept in self.patterns.items():
             real = self.batch.mask[text].nonzero()[:, 0]
             rows = (real >= block.rows.start) & (real < block.rows.stop)
             keys = real[real < pattern.shape[-1]]
             chosen = pattern[text][:, real[rows] - block.rows.start][:, :, keys].to(torch.float16).cpu()
-            kept[self._place(block.layer)][:, rows.cpu(), : len(keys)] = chosen
+            kept[places][:, rows.cpu(), : len(keys)] = chosen
 
     # -- measures of queries and keys -------------------------------------------------------------------------
 
@@ -147,29 +138,13 @@ class Embedder:
         self.pairs[layer] = mask.once(("sample", own), lambda: visible_pairs(self.sample, mask, self.plan.seed))
         rows = torch.linspace(0, mask.queries - 1, min(ROWS, mask.queries)).long()
         seen = mask.once(("rows", own), lambda: self._seen(mask, rows))
-        on_first = torch.stack(first).sum(dim=0)
         after_first = int(self.batch.mask.sum()) - len(self.batch.ids)
-
-        def measured(place: int) -> EmbeddedHead:
-            embedded = OneHead(
-                self.plan,
-                self.batch,
-                self.tokens,
-                self.places,
-                block,
-                heads[place],
-                q[:, place],
-                k[:, place],
-                pairs,
-                rows,
-                seen,
-            ).embedded()
-            share = float(on_first[place]) / after_first if after_first else math.nan
-            return replace(embedded, numbers={**embedded.numbers, "first_attention": share})
-
+        shares = (torch.stack(first).sum(dim=0).double() / (after_first or math.nan)).tolist()
+        one = partial(OneHead, self.plan, self.batch, self.tokens, self.places, block, pairs, rows, seen)
         # Sorting, most of the work, releases the interpreter lock.
-        for head, embedded in zip(heads, in_threads(measured, len(heads)), strict=True):
-            self.embedded[layer, head] = embedded
+        self.embedded += in_threads(
+            lambda place: one(heads[place], q[:, place], k[:, place]).embedded(shares[place]), len(heads)
+        )
 
     def _seen(self, mask: MaskRule, rows: Int[Tensor, " row"]) -> Bool[Tensor, "batch row key"]:
         """Returns the keys that the given rows see; padding rows see none."""

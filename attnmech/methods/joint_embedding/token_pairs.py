@@ -60,11 +60,8 @@ def sampled(tokens: Tokens, documents: Int[Tensor, " text"], count: int, seed: i
     """
     if len(tokens) <= count:
         return torch.arange(len(tokens))
-    bits = [
-        Philox(key=[seed, int(documents[text])]).random_raw(number)
-        for text, number in enumerate(tokens.counts)
-        if number
-    ]
+    numbers = zip(documents.tolist(), tokens.counts, strict=False)
+    bits = [Philox(key=[seed, document]).random_raw(number) for document, number in numbers if number]
     order = np.argsort(np.concatenate(bits), kind="stable")
     return torch.from_numpy(np.sort(order[:count]))
 
@@ -121,17 +118,16 @@ def visible_pairs(tokens: Tokens, mask: MaskRule, seed: int) -> Pairs:
     counts = torch.tensor(tokens.counts)
     cells = counts.square().cumsum(0)
     whole = int(cells[-1]) <= CELLS
-    numbers = torch.arange(int(cells[-1])) if whole else _drawn(int(cells[-1]), CELLS // 2, seed)
+    if whole:
+        numbers = torch.arange(int(cells[-1]))
+    else:  # slightly fewer than CELLS / 2, because some are drawn twice
+        picked = np.random.default_rng([seed, 0]).integers(0, int(cells[-1]), CELLS // 2)
+        numbers = torch.from_numpy(np.unique(picked))
     text = torch.searchsorted(cells, numbers, right=True)
     inside, first = numbers - (cells - counts.square())[text], (counts.cumsum(0) - counts)[text]
     query, key = first + inside // counts[text], first + inside % counts[text]
     seen = _seen(tokens, mask, query, key)
     return Pairs(query[seen], key[seen], tuple(counts.tolist()), whole)
-
-
-def _drawn(total: int, count: int, seed: int) -> Int[Tensor, " some"]:
-    """Draws distinct random whole numbers below `total`, in order; slightly fewer than `count`."""
-    return torch.from_numpy(np.unique(np.random.default_rng([seed, 0]).integers(0, total, count)))
 
 
 def _seen(

@@ -23,7 +23,7 @@ from unpacking import unpacked
 import attnmech as am
 from attnmech.demo.text import documents
 from attnmech.errors import UnsupportedModelError
-from attnmech.methods.joint_embedding import pictures, token_pairs
+from attnmech.methods.joint_embedding import projections, token_pairs
 from attnmech.methods.joint_embedding import result as module
 from attnmech.runs.progress import watched
 
@@ -396,7 +396,7 @@ def test_projections_have_seeds_and_two_of_them_place_near(name: str, monkeypatc
         own = torch.cat((here[:48][found.text == 0], here[48:][found.text == 0]))
         assert float((placed - own).norm(dim=1).median()) < 0.3 * float(torch.pdist(here).median())
     # Beyond the limit, a sample is projected and the other points are placed.
-    monkeypatch.setattr(pictures, "FITTED", 60)
+    monkeypatch.setattr(projections, "FITTED", 60)
     if name == "umap":
         many = am.joint_embedding(model, given, projection="umap", heads=[(1, 2)])
         assert many.points["umap"].shape == (1, 96, 2) and not bool(many.points["umap"].isnan().any())
