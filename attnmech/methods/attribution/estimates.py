@@ -137,7 +137,6 @@ class Confirmation:
 
     @property
     def _missing(self) -> str:
-        """What the controls say about the nodes that were not confirmed."""
         count, low, high = self.missed
         strong = "are as strong" if (self.holds & ~self.control).any() else "have a clear effect"
         if int(self.control.sum()) == self.others:
@@ -246,7 +245,6 @@ class Estimates(Changes):
         return {} if self.exact is None else {"exact": self.exact.mean(dim=-1)}
 
     def _exact_sections(self) -> "list[Section]":
-        """The comparison with exact effects; empty without one."""
         confirmation = self.confirmation
         if confirmation is None:
             return []

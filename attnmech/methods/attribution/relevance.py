@@ -133,7 +133,6 @@ class _Surrogate(torch.autograd.Function):
 
 
 def _with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
-    """A copy of the value, with the gradient of the surrogate."""
     result: Tensor = _Surrogate.apply(value.detach(), surrogate)  # type: ignore[no-untyped-call]
     return result
 
@@ -170,7 +169,6 @@ def _is_activation(module: nn.Module, model: HookedModel) -> bool:
 
 
 def _require_conserved(rules: _Rules, text: Batch) -> None:
-    """Raises `InputError` unless each layer conserves relevance on a text."""
     model = rules.model
     stack = model.output_stack
     point, cap = stack.point("resid_pre"), stack.architecture.logit_softcap
@@ -220,6 +218,5 @@ def _require_conserved(rules: _Rules, text: Batch) -> None:
 
 
 def _sums(terms: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The sum of all values, and the sum of their squares."""
     whole = torch.cat([values.flatten() for values in terms])
     return whole.sum(), whole.pow(2).sum()

@@ -67,7 +67,6 @@ class Attribution(Estimates):
 
     @property
     def _n_heads(self) -> int:
-        """The number of heads per layer."""
         return self.per_pair.shape[1] - (self.nodes == "heads+mlps")
 
     def _circuits(self, sizes: Sequence[int]) -> list[Circuit]:
@@ -257,7 +256,6 @@ def attribute(
 
 
 def _require_room(graph: Graph, pairs: int) -> None:
-    """Raises `InputError` if the estimates of all edges do not fit into memory."""
     edges = int(graph.exists.sum())
     if 8 * edges * pairs > MAX_BYTES:
         raise InputError(

@@ -53,12 +53,10 @@ class Estimator(ABC):
 
     @property
     def _points(self) -> list[str]:
-        """The points that estimates need, with their gradients."""
         return self._sending
 
     @property
     def _sending(self) -> list[str]:
-        """The points at which senders write."""
         return [point for point in self.clean if point != "resid_pre"]
 
     def _change(

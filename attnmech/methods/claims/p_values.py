@@ -189,7 +189,6 @@ class SetTest(PagedResult):
 
     @cached_property
     def _t(self) -> Float[Tensor, " set"]:
-        """Each set's harm, studentised over groups."""
         return studentised(self.harm)
 
     # -- against other sets -------------------------------------------------------------------------------
@@ -211,9 +210,6 @@ class SetTest(PagedResult):
 
     @cached_property
     def _added(self) -> Float[Tensor, "set member group"]:
-        """Each head's contribution to its set's harm: the mean of the harm of removing it alone and of removing it
-        after the others.
-        """
         return added_by_each(self.harm, self._harm_in_groups(self.after_alone), self._harm_in_groups(self.after_rest))
 
     @cached_property
@@ -250,7 +246,6 @@ class SetTest(PagedResult):
 
     @cached_property
     def _adds(self) -> TextMeans:
-        """The contribution of each head of the tested set."""
         return TextMeans.of_values(self._added[0])
 
     @property
@@ -313,13 +308,11 @@ class SetTest(PagedResult):
 
     @property
     def _ends(self) -> tuple[float, float]:
-        """The low and high ends of the interval of `effect`."""
         low, high = self.interval()
         return float(low), float(high)
 
     @property
     def _sharing(self) -> Bool[Tensor, " set"]:
-        """True for the sets that share a head with the tested set."""
         same = (self.sets[:, :, None] == self.sets[0]).all(dim=-1)
         return same.flatten(1).any(dim=1)
 

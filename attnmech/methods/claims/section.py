@@ -57,7 +57,6 @@ def _more_than(test: SetTest) -> str:
 
 
 def _stronger(test: SetTest) -> str:
-    """Says how many other sets hurt at least as much."""
     others, stronger = len(test.sets) - 1, int(test.as_strong.sum()) - 1
     which = test.as_strong & (torch.arange(len(test.sets)) > 0)
     shared = bool(test._sharing[which].all()) and stronger and len(test.heads) > 1

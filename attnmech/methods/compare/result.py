@@ -234,7 +234,6 @@ class Comparison(PagedResult):
 
     @property
     def _compared(self) -> Float[Tensor, "layer head"]:
-        """The divergence between the two heads that each difference compares."""
         if not self.undone:
             return self.divergence.diagonal(dim1=-2, dim2=-1)
         return self.divergence.gather(-1, self.matching[..., None])[..., 0]
@@ -297,7 +296,6 @@ class Comparison(PagedResult):
 
     @property
     def _permuted(self) -> str:
-        """A sentence about heads that have moved; empty if none has."""
         if not self.moved:
             return ""
         few = ", ".join(f"L{layer}H{head} is H{place}" for layer, head, place in self.moved[:4])
@@ -344,8 +342,6 @@ def _require_same_shape(a: Stack, b: Stack) -> None:
 
 
 def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch], stack: str) -> None:
-    """Raises `InputError` unless texts have the same numbers of tokens on both sides, in batches of the same texts."""
-
     def lengths_of(parts: Sequence[CorpusBatch], side: Callable[[Batch, str], Batch]) -> list[int]:
         return by_text(parts, lambda part: side(part.batch, stack).lengths.tolist())
 

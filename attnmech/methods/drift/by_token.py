@@ -130,7 +130,6 @@ class DriftByToken(DriftMeans):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that other fields determine."""
         rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
         return {**super()._axis_lengths, "k": self.k, **rows}
 

@@ -144,7 +144,6 @@ class Scan:
         return Found(self._more, ids.gather(-1, order))
 
     def _count(self, start: int, similar: Tensor, rounding: Tensor) -> None:
-        """Counts the rows of a block that are more similar than the token's own."""
         above = similar - self._own_similarity.to(similar)[:, None]
         self._more += (above > rounding[:, None]).sum(dim=-1).to(self._more.device)
         close = (above.abs_() <= rounding[:, None]).nonzero().to(self._own.device)
@@ -170,7 +169,6 @@ class Scan:
             self._values[here], self._ids[here] = best.values, ids.gather(-1, best.indices)
 
     def _exactly(self, stream: Int[Tensor, " pair"], token: Int[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        """Computes the similarity of some pairs of a stream and a row in float64."""
         similarities = [self._precise.new_zeros(0)]
         for some, ids in zip(*(torch.split(indices, _PAIRS_AT_ONCE) for indices in (stream, token)), strict=True):
             similarities.append((self._precise[some] * self._rows_of(ids)).sum(dim=-1))

@@ -219,7 +219,6 @@ class ResidualDrift(DriftByToken):
 
     @property
     def _order(self) -> list[int]:
-        """The places of the measured layers, from the first layer to the last."""
         return sorted(range(len(self.layers)), key=lambda place: self.layers[place])
 
     @property

@@ -105,7 +105,6 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
 
 
 def _lines(view: DriftNumbers, layers: Sequence[int], name: str, label: str) -> Chart:
-    """Draws one number of the chosen token over the layers, with its baselines."""
     logarithmic = name == "rank"  # of 1 + rank, so that 0 can be drawn
     values, mean = (numbers + logarithmic for numbers in (getattr(view, name), view.means[name]))
     baselines = {"mean of the text's tokens": mean}

@@ -275,7 +275,6 @@ class DriftSums(Reducer):
             self._measure(state, now)
 
     def _add_pairs(self, state: State, index: int, whole: Tensor, members: Tensor) -> None:
-        """Adds the cosines of all pairs of ordinary tokens of each text."""
         unit = directions(whole, "cosine")
         for text, chosen in enumerate(members):
             some = unit[text][chosen]
@@ -287,7 +286,6 @@ class DriftSums(Reducer):
             state["units"][index] += some.sum(dim=0)
 
     def _measure(self, state: State, now: _Batch) -> None:
-        """Compares all collected streams with the vocabulary and releases them."""
         held, now.held = now.held, []
         streams, means = (torch.cat([getattr(entry, name) for entry in held]) for name in ("streams", "means"))
         repeats = len(held)
@@ -316,7 +314,6 @@ class DriftSums(Reducer):
     def _compared(
         self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
     ) -> tuple[Float[Tensor, "statistic stream"], Int[Tensor, "stream k"]]:
-        """Computes every statistic that does not compare layers, and the nearest rows."""
         reference, similarity = self.reference, self.reference.similarity
         moments = reference.moments(further)
         values = self._to_own_rows(streams, means, own, further)

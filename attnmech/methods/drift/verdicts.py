@@ -91,7 +91,6 @@ class DriftVerdicts:
 
 
 def _stories(measured: Movement) -> pd.DataFrame:
-    """Each metric's depth and distance from the middle, with simultaneous intervals, and its story."""
     where, steps = measured.where, len(measured.layers)
     low, high = (end.clamp(0, 1) for end in where.simultaneous())
     even = float((2 * measured.places - 1).abs().mean()) if steps else 0.0

@@ -146,7 +146,6 @@ class ExampleReducer(ExampleSums):
 
 
 def _texts(model: HookedModel, ids: Int[Tensor, " place"], stack: str) -> dict[int, str]:
-    """The texts of tokens, by id."""
     known = sorted(set(ids.tolist()) - {-1})
     return dict(zip(known, model.position_texts(known, stack), strict=True)) if known else {}
 
@@ -255,7 +254,6 @@ class HeadExamples(Summed):
 
     @cached_property
     def _sampled(self) -> Int[Tensor, "measured head"]:
-        """The number of rows in the sample."""
         return self.rows.clamp_max(SAMPLE)
 
     @cached_property
@@ -293,7 +291,6 @@ class HeadExamples(Summed):
 
     @cached_property
     def _relations(self) -> dict[str, Int[Tensor, "measured head row"]]:
-        """The index in `RELATIONS` of the relation of each of the strongest and of the sampled rows."""
         by_kind = {}
         for prefix in ("strongest", "sampled"):
             rows = fields_of(prefix, self.state)

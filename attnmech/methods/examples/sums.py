@@ -170,7 +170,6 @@ class ExampleSums(Reducer):
     def _values(
         self, block: RowBlock, several_keys: Bool[Tensor, "batch 1 row"], run: Run
     ) -> tuple[Float[Tensor, "batch head row"], Bool[Tensor, "batch 1 row"]]:
-        """The statistic of a block's rows, and the rows that count."""
         if callable(self.by):
             return _by_function(self.by, block, several_keys), several_keys
         if self.by == "value_weighted":
@@ -186,7 +185,6 @@ class ExampleSums(Reducer):
         return torch.where(others, block.pattern, -torch.inf).amax(dim=-1), block.real[:, None] & others.any(dim=-1)
 
     def _add_rows(self, state: State, scored: "_ScoredRows", run: Run, *, ended: bool) -> None:
-        """Adds rows of a layer to the sample and, at the end of the layer, to the strongest rows."""
         index, value = scored.index, scored.value.transpose(0, 1)
         state["rows"][index] += (value > -torch.inf).sum(dim=(1, 2))
         self._add_sampled(state, scored, run)
@@ -202,7 +200,6 @@ class ExampleSums(Reducer):
         _replace(state, index, _named("strongest", _strongest(both, self.k, state["strongest_value"].shape[-1])))
 
     def _add_sampled(self, state: State, scored: "_ScoredRows", run: Run) -> None:
-        """Keeps the rows with the smallest hashes among those so far and these."""
         index, value = scored.index, scored.value.transpose(0, 1)
         places = run.batch.queries(run.stack.label).places[:, scored.rows.start : scored.rows.stop]
         hashes = row_hashes(self.seed, scored.layer, len(value), run.documents, places).transpose(0, 1)
@@ -275,7 +272,6 @@ class _Written:
 
 
 def _updates(end: LayerEnd, run: Run) -> tuple[Float[Tensor, "batch head row"], Bool[Tensor, "batch 1 row"]]:
-    """‖u‖ / ‖x‖ of every row, and the rows where it is defined."""
     precision = torch.promote_types(run.model.dtype, torch.float32)
     scale = attention_scale(run.stack, end, precision)
     W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(precision))
@@ -298,7 +294,6 @@ def _next_token_directions(run: Run) -> Float[Tensor, "batch row d_model"]:
 def _next_token_products(
     end: LayerEnd, run: Run
 ) -> tuple[Float[Tensor, "batch head row"], Bool[Tensor, "batch 1 row"]]:
-    """u·d of every row, where d reads the next token's logit, and the rows that a token follows."""
     direction, mask = _next_token_directions(run), run.batch.queries(run.stack.label).mask
     precision = direction.dtype
     scale = attention_scale(run.stack, end, precision)
@@ -309,9 +304,6 @@ def _next_token_products(
 
 
 def _check_next_token(run: Run) -> None:
-    """Raises `InputError` unless heads of the stack write towards the next token's logit and the run measures the
-    factor of the final norm.
-    """
     model, last = run.model, run.model.last_stream[1]
     if not model.causal or run.stack is not model.output_stack:
         name = f"the {run.stack.label} stack of {model.name}" if run.stack.label else model.name
@@ -362,7 +354,6 @@ def other_tokens(block: RowBlock) -> Bool[Tensor, "batch 1 row key"]:
 def _by_function(
     by: Callable[[RowBlock], Any], block: RowBlock, counts: Bool[Tensor, "batch 1 row"]
 ) -> Float[Tensor, "batch head row"]:
-    """The values of a user's function; raises `InputError` unless they are finite and `[batch head row]`."""
     value, shape = by(block), tuple(block.q.shape[:3])
     if not isinstance(value, Tensor) or tuple(value.shape) != shape or value.is_complex():
         raise InputError(
@@ -378,7 +369,6 @@ def _by_function(
 
 
 def _bigram(before: Int[Tensor, "*places"], query: Int[Tensor, "*places"]) -> Int[Tensor, "*places"]:
-    """The token before a query and the query, as one number."""
     return (before.long() << 32) + query
 
 
@@ -398,7 +388,6 @@ def _strongest(rows: Rows, k: int, places: int) -> Rows:
 
 
 def _of_smallest_hash(rows: Rows, count: int) -> Rows:
-    """The rows with the smallest hashes, in their order."""
     return _taken(rows, rows["hash"].topk(min(count, rows["hash"].shape[-1]), largest=False).indices)
 
 
@@ -412,7 +401,6 @@ def _taken(rows: Rows, order: Int[Tensor, "*places kept"]) -> Rows:
 
 
 def _without(rows: Rows, missing: Bool[Tensor, "*places row"]) -> Rows:
-    """The rows, with no row where one is missing."""
     return {
         name: value.masked_fill(missing if value.ndim == missing.ndim else missing[..., None], _EMPTY[name])
         for name, value in rows.items()
@@ -439,21 +427,17 @@ def fields_of(kind: str, state: Mapping[str, Tensor]) -> Rows:
 
 
 def _named(kind: str, rows: Rows) -> State:
-    """Rows of one kind, as entries of a state."""
     return {f"{kind}_{name}": value for name, value in rows.items()}
 
 
 def _of_layer(kind: str, state: State, index: int) -> Rows:
-    """The fields of the rows of one kind in a layer."""
     return {name: value[index] for name, value in fields_of(kind, state).items()}
 
 
 def _joined(*parts: Rows, dim: int = 1) -> Rows:
-    """The rows of several parts together, along one axis."""
     return {name: torch.cat([part[name] for part in parts], dim=dim) for name in parts[0] if name not in _OF_ALL}
 
 
 def _replace(state: State, index: int, rows: State) -> None:
-    """Replaces entries of a layer."""
     for name, value in rows.items():
         state[name][index] = value

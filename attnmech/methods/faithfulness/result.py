@@ -161,7 +161,6 @@ class Faithfulness(Table):
 
     @property
     def _has_areas(self) -> bool:
-        """Whether the curve has several points, and ends at all edges."""
         return len(self.sizes) > 1 and max(self.sizes) == self.n_edges
 
     @property
@@ -288,7 +287,6 @@ def faithfulness(
 
 
 def _points(model: HookedModel, graph: Graph) -> dict[str, Sequence[int]]:
-    """The points at which senders write, with their layers."""
     layers = model.output_stack.layers
     return {**dict.fromkeys(OF_SENDERS if graph.mlps else OF_SENDERS[:1], layers), "resid_pre": layers[:1]}
 

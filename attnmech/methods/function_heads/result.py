@@ -109,7 +109,6 @@ class FunctionHeads(HeadEffects):
 
     @property
     def _prompts(self) -> str:
-        """The number of prompts in words, and how many answers they have if some have the same."""
         if self.parts is not None or self._n_texts == self._n_distinct:
             return self._texts.replace("answer", "prompt")
         return f"{counted(self._n_texts, noun='prompt')} ({counted(self._n_distinct, noun='answer')})"
@@ -220,7 +219,6 @@ def _against_foils(
     changes: Sequence[tuple[Intervention, ...]],
     options: RunOptions,
 ) -> Float[Tensor, "layer head text"] | None:
-    """Measures the heads whose effect is clear by itself against foils; None if there are none."""
     tested = effects.clear | effects.clear_size
     chosen = [place for place, head in enumerate(heads) if bool(tested[head])]
     foils = foils_of([prompt.tolist() for prompt in asking.shuffled], asking.answers)
@@ -262,7 +260,6 @@ def _checked_pairs(examples: Any, shots: int) -> tuple[list[Pair], int]:
 def _mean_z(
     model: HookedModel, prompts: Sequence[Tensor], layers: Sequence[int]
 ) -> dict[int, Float[Tensor, "1 1 head d_value"]]:
-    """The mean z of the token before the answer, over prompts that end with it."""
     keys = model.points.resolve(["z"], layers, model.refused)
     sums: dict[int, Tensor] = {}
     for part in batches_of(model, list(prompts), 2048, False):

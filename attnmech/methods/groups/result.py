@@ -173,7 +173,6 @@ def _text(text: Any) -> str:
 
 
 def _checked(groups: Any) -> dict[str, tuple[str, ...]]:
-    """The words of each group, in lower case."""
     wanted = "a dictionary from names to lists of words, with at least two groups"
     if not isinstance(groups, Mapping) or len(groups) < 2:
         raise InputError(f"`groups` must be {wanted}; got {shown(groups)}.")
@@ -243,12 +242,10 @@ class GroupAttention(AgainstBaseline):
 
     @property
     def _directions(self) -> tuple[tuple[str, str], ...]:
-        """The ordered pairs of groups: query, key."""
         return tuple(permutations(self.names, 2))
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by groups of words and layers."""
         words = sum(map(len, self.words))
         return {"direction": len(self._directions), "measured": len(self.layers), "word": words}
 
@@ -292,7 +289,6 @@ class GroupAttention(AgainstBaseline):
         return "words like these" if few >= LEAST_TEXTS else "these words"
 
     def _rows(self, interval: tuple[Tensor, Tensor]) -> pd.DataFrame:
-        """A row for each direction and head, with the ends of an interval of the difference."""
         low, high = interval
         columns = {
             "attention": self._mean(self.attention_sums),

@@ -56,7 +56,6 @@ def choose_texts(
 
 
 def _contents(part: CorpusBatch, model: HookedModel) -> Sequence[Tensor | Tokenized]:
-    """Each text's tokens, or the pixels of each image."""
     batch = part.batch
     batch.require_text_alone("embedded")
     images = isinstance(model.encoder, ImageEncoder)

@@ -145,7 +145,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes defined by heads, tokens and texts."""
         tokens = len(self.labels)
         return {"chosen": len(self.heads), "token": tokens, "point": 2 * tokens, "text": len(self.documents)}
 
@@ -315,7 +314,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
 
     @property
     def _unit(self) -> str:
-        """The word for the source of tokens."""
         return "text" if self.images is None else "image"
 
     @property

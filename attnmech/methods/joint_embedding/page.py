@@ -224,7 +224,6 @@ def _floor(pattern: Float[Tensor, "chosen query key"], *, sink: bool) -> float:
 
 
 def _images(images: PatchImages, labels: Sequence[str]) -> dict[str, Any]:
-    """The images; a patch is labelled by its row and column."""
     places = [tuple(map(int, label.split(","))) if "," in label else (-1, -1) for label in labels]
     return {
         "pictures": dict(images.pictures),

@@ -237,7 +237,6 @@ def _embedded(
 
 
 def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan) -> ChosenTexts:
-    """Returns the inputs, or texts drawn from a corpus, as one batch."""
     known = isinstance(inputs, (str, Ids, Mapping, Batch, Sequence)) or hasattr(inputs, "__array__")
     if isinstance(inputs, Iterable) and not known:
         return choose_texts(
@@ -252,7 +251,6 @@ def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan) ->
 
 
 def _check(plan: Plan, tokens: int, d_head: int, dtype: torch.dtype) -> None:
-    """Raises `InputError` for too few tokens and for too many points."""
     if tokens < 2:
         raise InputError("a joint embedding needs at least two tokens; pass a longer text.")
     for name in plan.projections:

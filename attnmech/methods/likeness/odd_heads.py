@@ -277,7 +277,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
 
     @property
     def _critical(self) -> float:
-        """The |score| above which a head is unusual; see `attnmech.maths.outliers`."""
         return critical_score(len(self.layers) * self._heads, len(STATISTICS))
 
     @cached_property
@@ -446,7 +445,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
         return TextMeans.of_ratio(above, below)
 
     def _of_focus(self, statistic: str, *, first: bool = False) -> TextMeans:
-        """The means of a focus statistic, with or without the first row of each text."""
         some = slice(None) if first else slice(ROW_CLASSES.index("first"))
         sums, counts = (self.state[name][OF_FOCUS.place(statistic)][some] for name in ("focus_sums", "focus_counts"))
         return TextMeans.of_ratio(sums.sum(dim=0), counts.sum(dim=0))
@@ -468,7 +466,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
 
 
 def _compared(statistic: str, values: Tensor) -> Tensor:
-    """The values by which heads are compared."""
     return values.log() if statistic == "magnitude" else values
 
 

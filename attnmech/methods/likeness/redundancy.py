@@ -190,7 +190,6 @@ class Redundancy(SummedTable):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that other fields define."""
         return axis_lengths(len(self.layers), self._heads, self.rows)
 
     def _merge(self, one: State, other: State) -> State:
@@ -206,7 +205,6 @@ class Redundancy(SummedTable):
         return Places.of_heads(self.layers, self._heads, self.n_layers)
 
     def _places_of(self, name: str) -> Places:
-        """The pairs of heads, of one layer or of any two."""
         one, other = self._pairs.tolist()
         if name == "within":
             rows = {"layer": [layer for layer in self.layers for _ in one], "head": one * len(self.layers)}
@@ -339,7 +337,6 @@ class Redundancy(SummedTable):
 
     @property
     def _closest_within(self) -> str:
-        """The most similar heads of one layer, as part of a sentence."""
         pairs = self._found.within.mean
         if not pairs.numel() or bool(pairs.isnan().all()):
             return ""
@@ -355,7 +352,6 @@ class Redundancy(SummedTable):
 
     @property
     def _closest_between(self) -> str:
-        """The most similar heads of two layers, as part of a sentence."""
         means = self._found.everywhere
         between = means.mean[self._found.within.mean.numel() :].reshape(self.state["between"].shape[:3])
         if not between.numel() or bool(between.isnan().all()):
@@ -419,21 +415,17 @@ class Redundancy(SummedTable):
 
     @property
     def _heads_measured(self) -> list[tuple[int, int]]:
-        """Every measured head, as (layer, head)."""
         return [(layer, head) for layer in self.layers for head in range(self._heads)]
 
     @property
     def _fewest(self) -> int:
-        """The layer with the fewest effective heads."""
         effective = self.effective_heads[list(self.layers)].nan_to_num(torch.inf)
         return self.layers[int(effective.argmin())]
 
     def _everywhere(self, measured: Float[Tensor, "layer head layer head"]) -> Float[Tensor, "all head all head"]:
-        """Extends the array to all layers of the model."""
         return by_layer(self._by_layer(measured), self.layers, self.n_layers, axis=2)
 
     def _compared(self, layer: int | None) -> tuple[list[tuple[int, int]], Float[Tensor, "head head"]]:
-        """All measured heads, or those of a layer, with their divergences; `InputError` if some were not compared."""
         if layer is None:
             places, divergence = self._heads_measured, self._found.whole.flatten(2).flatten(0, 1)
         else:

@@ -191,7 +191,6 @@ class _Paths:
 
 
 def _receivers(model: HookedModel, receivers: Any) -> tuple[Head, ...]:
-    """The receiving heads; empty for the logits."""
     if isinstance(receivers, str):
         if receivers != "logits":
             raise InputError(f'`receivers` must be "logits" or a list of (layer, head); got {shown(receivers)}.')

@@ -164,7 +164,6 @@ def decompose_by_source(
 def _chosen_heads(
     model: HookedModel, stack: Stack, layers: Iterable[int] | None, heads: Heads
 ) -> dict[int, tuple[int, ...]]:
-    """The heads of each layer."""
     allowed = model.points.check_layers(layers, stack.label)
     if isinstance(heads, str) and heads == "all":
         return dict.fromkeys(allowed, tuple(range(stack.n_heads)))
@@ -177,7 +176,6 @@ def _chosen_heads(
 
 
 def _places(cells: Iterable[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """The distinct cells, ordered by query and key."""
     pairs = {
         (index_of("query", query, length), index_of("key", key, length))
         for query, key in _some_pairs("cells", cells, "a list of (query, key)")
@@ -186,7 +184,6 @@ def _places(cells: Iterable[tuple[int, int]], length: int) -> list[tuple[int, in
 
 
 def _some_pairs(name: str, values: object, wanted: str) -> list[tuple[int, int]]:
-    """Pairs of whole numbers, at least one."""
     pairs = pairs_of(name, values, wanted)
     if not pairs:
         raise InputError(f"`{name}` must be {wanted}; got an empty list.")
@@ -196,7 +193,6 @@ def _some_pairs(name: str, values: object, wanted: str) -> list[tuple[int, int]]
 def _check_size(
     model: HookedModel, texts: int, cells: int, chosen: Mapping[int, tuple[int, ...]], sources: Mapping[int, int]
 ) -> None:
-    """Raises `InputError` if the parts of this number of sources in each layer take too much memory."""
     entry = 3 * texts * cells * model.stack().d_head * torch.promote_types(model.dtype, torch.float32).itemsize
     size = entry * sum(len(heads) * sources[layer] for layer, heads in chosen.items())
     if size > MAX_BYTES:
@@ -466,7 +462,6 @@ class SourceDecomposition(Result):
     def _cell(
         self, part: SourceParts, place: int, query: int, key: int | None, text: int
     ) -> Bool[Tensor, "batch cell"]:
-        """Returns a mask that is True at the selected cell."""
         length = len(self.tokens[0])
         query = index_of("query", query, length)
         text = index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")

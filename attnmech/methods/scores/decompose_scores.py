@@ -286,7 +286,6 @@ class ScoreDecomposition(WritesHtml, SplitScores):
     def _dimension_bars(
         self, layer: int, head: int, query: int, key: int, text: int, view: "ScoreNumbers"
     ) -> "go.Figure":
-        """Draws `dimension_bars` for two of the text's real tokens."""
         here = self.real[text].nonzero()[:, 0]
         at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else here
         frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), text)
@@ -317,7 +316,6 @@ class ScoreDecomposition(WritesHtml, SplitScores):
         )
 
     def _repr_html_(self) -> str:
-        """All heads as maps, above the table; only the table if keys are not tokens or are too many for a view."""
         if self.tokens != self.key_tokens and not self._crosses:
             return super()._repr_html_()
         view = self.numbers()

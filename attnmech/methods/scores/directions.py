@@ -140,7 +140,6 @@ def _projection(directions: Mapping[str, Any], d_model: int) -> StreamSplit:
 
 
 def _encoding(dictionary: Dictionary, d_model: int) -> StreamSplit:
-    """What a dictionary encodes, in the dictionary's precision and on its device."""
     vectors, bias = dictionary.W_dec, getattr(dictionary, "b_dec", None)
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or vectors.shape[1] != d_model or not len(vectors):
         raise InputError(f"`directions.W_dec` must be a tensor [feature, {d_model}]; got {shown(vectors)}.")
@@ -159,7 +158,6 @@ def _encoding(dictionary: Dictionary, d_model: int) -> StreamSplit:
 
 
 def _vector(name: str, value: Any, d_model: int) -> Float[Tensor, " d_model"]:
-    """One named vector, in float64."""
     what = f"direction {name!r}"
     try:
         vector = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))

@@ -284,7 +284,6 @@ def _by_rank(
     shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
 ) -> tuple[dict[str, ByChoice], Integer[np.ndarray, "layer head rank query"]]:
-    """The shares and keys with the rank among the reader's choices."""
     by_rank = {
         name: ByChoice(np.moveaxis(share, -1, -2), with_split(share, _OF_RANK, rest=1))
         for name, share in shares.items()

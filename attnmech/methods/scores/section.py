@@ -283,7 +283,6 @@ def _about_rows(view: ScoreNumbers) -> ByChoice:
 
 
 def _about_leads(splits: _Splits) -> ByChoice:
-    """Sentences that say by how much the most probable key's score leads the next key's, term by term."""
     view = splits.view
     order = likeliest(view.scores, view.pattern)[..., :2]
     count = np.isfinite(view.scores).sum(axis=-1)
@@ -309,7 +308,6 @@ def _about_leads(splits: _Splits) -> ByChoice:
 
 
 def _leads(terms: Mapping[str, float]) -> str:
-    """Lists the lead that each term gives the first of two keys, in descending order of size."""
     named = sorted((-abs(lead), name) for name, lead in terms.items() if abs(lead) >= SMALLEST_LEAD)
     return ", ".join(f"{term_style(name).label} {signed(terms[name], '.3f')}" for _, name in named)
 

@@ -64,7 +64,6 @@ class SourceParts:
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by heads and sources."""
         return {"head": len(self.heads), "source": len(self.sources)}
 
     def pairs(

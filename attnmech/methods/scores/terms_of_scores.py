@@ -68,7 +68,6 @@ class SplitScores(Result):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by tokens."""
         queries, keys = len(self.tokens[0]), len(self.key_tokens[0])
         return {"batch": len(self.tokens), "position": queries, "query": queries, "key": keys}
 
@@ -314,7 +313,6 @@ class SplitScores(Result):
 
     @property
     def _crosses(self) -> bool:
-        """Whether queries and keys are tokens of two texts, which may be equal."""
         return self.provenance.options.get("stack") == "cross"
 
     def keys_seen(self, text: int) -> Bool[Tensor, " key"]:
@@ -322,7 +320,6 @@ class SplitScores(Result):
         return _seen(self.parts[0], self.real)[text].any(dim=0).any(dim=0)
 
     def _notes(self, text: int, nouns: Nouns) -> tuple[str, ...]:
-        """Notes on how the scores are split and on what the figures leave out."""
         if self.reference is None:
             return _notes(self.parts[0], nouns, crosses=self._crosses)
         note = self.reference.note(text, nouns)

@@ -108,7 +108,6 @@ class ByDistance:
 
     @property
     def _zero(self) -> int:
-        """The index of distance 0."""
         return (self.weights.shape[-1] - 1) // 2 if self.weights.shape[-1] > self._length else 0
 
     @cached_property
@@ -125,7 +124,6 @@ class ByDistance:
 
     @property
     def _at_distances(self) -> Float[Tensor, "*places distance"]:
-        """Returns the total attention at each distance."""
         length = self._length
         distance = torch.arange(self.weights.shape[-1], device=self.weights.device) - self._zero
         before = torch.nn.functional.pad(self.factors.cumsum(dim=-1), (1, 0))

@@ -117,7 +117,6 @@ class SegmentMeans(SegmentStatistics, SummedTable):
 
     @property
     def _further(self) -> Mapping[str, Tensor]:
-        """The baselines by distance, as the columns `_expected`."""
         parts = {part: self._part(part, self.state["expected"]) for part in PARTS if part in self.quantities}
         return {f"{part}_expected": self._by_layer(means.mean) for part, means in parts.items()}
 
@@ -136,7 +135,6 @@ class SegmentMeans(SegmentStatistics, SummedTable):
         return self._part(part, sums if part == name else sums - self.state["expected"])
 
     def _part(self, part: str, sums: Tensor) -> TextMeans:
-        """The means of one of `PARTS`, over the rows that have segments at its lags."""
         zero = self.lags.index(0)
         places = {
             "own": ([zero], zero),

@@ -84,7 +84,6 @@ def segment_section(
 
 
 def _in_a_line(text: str) -> str:
-    """Returns the beginning of a segment as plain text in one line."""
     line = " ".join(visible_token(word) for word in text.split())
     return isolated(line if len(line) <= _BEGINNING else f"{line[: _BEGINNING - 1]}…")
 

@@ -158,7 +158,6 @@ class SegmentAttention(SegmentMeans):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that other fields define."""
         return {**super()._axis_lengths, **({"batch": len(self.starts)} if self.starts else {})}
 
     def _check(self) -> None:
@@ -362,7 +361,6 @@ class SegmentAttention(SegmentMeans):
         return self._place_of(layer), index_of("head", head, self.state["mass"].shape[1])
 
     def _shown(self, layer: int | None, head: int | None, text: int) -> tuple[int, int]:
-        """Returns the head that a figure shows."""
         if (layer is None) != (head is None):
             raise InputError(f"`layer` and `head` must be passed together; got {shown(layer)} and {shown(head)}.")
         if layer is not None and head is not None:

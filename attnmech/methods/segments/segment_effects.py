@@ -243,7 +243,6 @@ class SegmentEffects(PagedResult):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """The number of segments."""
         count = len(self.starts) - 1
         return {"query_segment": count, "key_segment": count, "segment": count}
 

@@ -139,7 +139,6 @@ def _ends_sentence(match: "regex.Match[str]", text: str) -> bool:
 
 
 def _by_text(segments: Sequence[Any], texts: int) -> list[Any]:
-    """The spans of each text."""
     wanted = f"one of {', '.join(KINDS)}, or a list of (start, end) token positions"
     spans = listed("segments", segments, wanted)
     if not spans:
@@ -163,7 +162,6 @@ def _is_span(span: Any) -> bool:
 
 
 def _checked(spans: Any, length: int, text: int) -> tuple[int, ...]:
-    """Returns the starts of spans; raises `InputError` unless they cover each token of a text once."""
     whole = listed("segments", spans, "a list of (start, end)")
     last = 0
     starts = []

@@ -182,7 +182,6 @@ def _leave_out_first(
     begins: Int[Tensor, " batch"],
     both_ways: bool,
 ) -> None:
-    """Removes the attention of a block's rows to the first token of their text from the sums."""
     rows = torch.arange(block.rows.start, block.rows.stop, device=to_first.device)
     segment = state["segment"][:, block.rows.start : block.rows.stop].clamp_min(0)
     heads = to_first.shape[1]

@@ -205,7 +205,6 @@ def steer(
 def _change(
     at: Any, values: Any, layers: Iterable[int] | None, heads: Heads | None, positions: Positions | None
 ) -> Any:
-    """The intervention that adds a direction, by factor."""
     by_head = at in ("z", "q", "k", "v")
     if by_head and layers is not None:
         raise InputError(f"at {at!r}, choose `heads`, a list of (layer, head); `layers` are for points of the stream.")

@@ -144,7 +144,6 @@ def of_one_layer(
 
 
 def _numbers(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
-    """The points' coordinates for every choice of side, layer and, if `over` names it, head."""
     return lambda over: ByChoice(_flat(values, over), over, blocks=math.prod(values.shape[:3]))
 
 
@@ -319,7 +318,6 @@ def _points(
 
 
 def _titles(axes: Mapping[str, str], sides: Sequence[Side]) -> list[Slot]:
-    """The titles of the axes for each side; `axes` maps quantities to axes."""
     return [
         Slot(
             f"layout.{axis}.title.text",

@@ -159,7 +159,6 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:
-        """Those of `RowMeans`; `logit` is no statistic of rows."""
         return {**super()._axis_lengths, "statistic": len(STATISTICS)}
 
     @property
@@ -278,7 +277,6 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
         return {**first, **super()._figure_place(*figure, **options)}
 
     def _is_map(self, figure: str | None) -> bool:
-        """Whether the figure is a map of layers × heads."""
         return figure in self.quantities and (self.parts is not None or figure not in self.FIGURES)
 
     def _sections(self) -> "Sequence[Section]":

@@ -130,8 +130,6 @@ def _by_side(reading: str, more: dict[str, str] | None = None) -> ByChoice:
 def _over_tokens(
     view: UpdateNumbers, values: Float[np.ndarray, "side layer head token"], words: Callable[[np.ndarray], str]
 ) -> ByChoice:
-    """A sentence for each head about its numbers, over the tokens that have one."""
-
     def told(side: int, layer: int, head: int) -> str:
         numbers = values[side, layer, head]
         numbers = numbers[np.isfinite(numbers)]
