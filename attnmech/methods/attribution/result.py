@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import flag, option, whole_number
@@ -243,7 +243,8 @@ def attribute(
             swept = run_sweep(model, comparison.pairs.prompts[1], changes, metric, noted=noted, **options)
             effects = swept.after - swept.before
         else:
-            masks = [_only(graph, place[0]) for place in places]
+            no_edge, true = torch.zeros_like(graph.exists), torch.tensor(True)
+            masks = [no_edge.index_put(tuple(graph.edges[edge]), true) for (edge,) in places]
             effects = patched_edges(model, graph, parts, values, comparison.judge, masks, options) - before
         exact = _placed(places, effects, per_pair)
         drawn = _placed(sample, torch.ones(len(sample), dtype=torch.float64), per_pair[..., 0]).nan_to_num(0.0)
@@ -262,13 +263,6 @@ def _require_room(graph: Graph, pairs: int) -> None:
             f"the estimates of {edges:,} edges on {pairs} pairs would take {8 * edges * pairs / 2**30:.0f} GiB; the "
             f'limit is {MAX_BYTES / 2**30:.0f} GiB. Use fewer pairs, nodes="heads", or edges=False.'
         )
-
-
-def _only(graph: Graph, edge: int) -> Bool[Tensor, "sender receiver"]:
-    """The mask of a single edge."""
-    mask = torch.zeros_like(graph.exists)
-    mask[tuple(graph.edges[edge].tolist())] = True
-    return mask
 
 
 def _to_confirm(

@@ -187,10 +187,6 @@ class SetTest(PagedResult):
         """The metric without the tested set minus the metric with all heads, averaged over groups."""
         return float(self._means.mean)
 
-    @cached_property
-    def _t(self) -> Float[Tensor, " set"]:
-        return studentised(self.harm)
-
     # -- against other sets -------------------------------------------------------------------------------
 
     @cached_property
@@ -294,7 +290,7 @@ class SetTest(PagedResult):
                 "effect": means.mean.numpy(),
                 "effect_low": low.numpy(),
                 "effect_high": high.numpy(),
-                "t": self._t.numpy(),
+                "t": studentised(self.harm).numpy(),
                 "as_strong": self.as_strong.numpy(),
                 "adds_least": self._added.mean(dim=-1).amin(dim=1).numpy(),
                 "as_needed": self._as_needed.numpy(),

@@ -204,18 +204,14 @@ class HeadClaim(SetTest):
         """
         require_no_head(layer, head)
         if figure is not None and option("figure", figure, self.FIGURES) == "heads":
-            return self._of_heads()
+            frame, values = self.by_head(), []
+            for name in ("removed_first", "removed_last", "adds"):
+                mean, low, high = (frame[f"{name}{end}"].to_numpy() for end in ("", "_low", "_high"))
+                values.append((name.replace("_", " "), mean, low, high))
+            return interval_rows([named([head]) for head in self.heads], values, label=f"harm: {self._label}")
         frame = self.to_frame()
         effect, low, high = (frame[name].to_numpy() for name in ("effect", "effect_low", "effect_high"))
         return null_sets(list(frame["heads"]), effect, low, high, self._sharing.numpy(), label=self._label)
-
-    def _of_heads(self) -> "go.Figure":
-        frame = self.by_head()
-        values = []
-        for name in ("removed_first", "removed_last", "adds"):
-            mean, low, high = (frame[f"{name}{end}"].to_numpy() for end in ("", "_low", "_high"))
-            values.append((name.replace("_", " "), mean, low, high))
-        return interval_rows([named([head]) for head in self.heads], values, label=f"harm: {self._label}")
 
     def by_head(self) -> pd.DataFrame:
         """One row per head of the set: the harm that it adds, and the harm of removing it first and last.

@@ -106,8 +106,8 @@ class Embedder:
         rows = pattern[self.sample.text[here], :, position[here] - block.rows.start]
         two_highest = rows.topk(min(2, rows.shape[-1]), dim=-1)
         keys = two_highest.indices.masked_fill(two_highest.values == 0, -1)
-        for kept, found in ((self.highest, keys), (self.weights, two_highest.values)):
-            kept[places, here, : found.shape[-1]] = rearrange(found, "token head two -> head token two").to(kept)
+        for kept, value in ((self.highest, keys), (self.weights, two_highest.values)):
+            kept[places, here, : value.shape[-1]] = rearrange(value, "token head two -> head token two").to(kept)
 
     def _on_first(self, pattern: Tensor, block: RowBlock) -> Float[Tensor, " head"]:
         first = self.batch.begins

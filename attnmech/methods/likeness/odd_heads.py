@@ -55,7 +55,7 @@ _BY_TEXT: Final = (
 
 
 @dataclass(frozen=True)
-class OddHeadSums(Reducer):
+class OddHeadsReducer(Reducer):
     """Takes the sums of `am.attention_focus` and `am.residual_updates`, and sums attention beyond a distance."""
 
     beyond: int = 16
@@ -117,6 +117,9 @@ class OddHeadSums(Reducer):
 
     def merge(self, one: State, other: State) -> State:
         return joined(one, other, _BY_TEXT)
+
+    def finish(self, state: State, source: Source) -> "OddHeads":
+        return OddHeads.of(state, source, beyond=self.beyond)
 
 
 def _of(state: State, part: str) -> State:
@@ -202,14 +205,6 @@ def odd_heads(
     result: OddHeads
     (result,) = stream(model, inputs, [OddHeadsReducer(beyond)], layers=layers, stack=stack, **options)
     return result
-
-
-@dataclass(frozen=True)
-class OddHeadsReducer(OddHeadSums):
-    """Takes the sums by which heads are compared, and builds the result."""
-
-    def finish(self, state: State, source: Source) -> "OddHeads":
-        return OddHeads.of(state, source, beyond=self.beyond)
 
 
 @dataclass(frozen=True, repr=False)
@@ -458,11 +453,9 @@ class OddHeads(OddHeadStatistics, SummedTable):
 
     @cached_property
     def _simultaneous(self) -> tuple[Tensor, Tensor]:
-        """Intervals `[statistic layer head]` that hold for all heads and statistics together."""
         means = [self._by_text(name) for name in STATISTICS]
-        return TextMeans(
-            *(torch.stack([getattr(one, name) for one in means]) for name in ("above", "below"))
-        ).simultaneous()
+        above, below = (torch.stack([getattr(one, name) for one in means]) for name in ("above", "below"))
+        return TextMeans(above, below).simultaneous()
 
 
 def _compared(statistic: str, values: Tensor) -> Tensor:

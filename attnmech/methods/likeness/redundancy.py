@@ -205,21 +205,22 @@ class Redundancy(SummedTable):
         return Places.of_heads(self.layers, self._heads, self.n_layers)
 
     def _places_of(self, name: str) -> Places:
-        one, other = self._pairs.tolist()
+        def in_layers(pairs: Tensor) -> Tensor:
+            return self._by_layer(self._found.square(pairs))
+
+        def everywhere(pairs: Tensor) -> Tensor:
+            measured = self._by_layer(self._found.between_all(pairs))
+            return by_layer(measured, self.layers, self.n_layers, axis=2)
+
+        names: tuple[str, ...]
         if name == "within":
-            rows = {"layer": [layer for layer in self.layers for _ in one], "head": one * len(self.layers)}
-            rows["other_head"] = other * len(self.layers)
-            return Places(
-                rows, tuple(rows.values()), str, things="pairs",
-                spread=lambda pairs: self._by_layer(self._found.square(pairs)),
-            )  # fmt: skip
-        pairs = [(*one, *other) for one, other in combinations(self._heads_measured, 2)]
-        names = ("layer", "head", "other_layer", "other_head")
-        rows = dict(zip(names, map(list, zip(*pairs, strict=True)), strict=True)) if pairs else {}
-        return Places(
-            rows, tuple(rows.values()), str, things="pairs",
-            spread=lambda pairs: self._everywhere(self._found.between_all(pairs)),
-        )  # fmt: skip
+            names, spread = ("layer", "head", "other_head"), in_layers
+            places = [(layer, *heads) for layer in self.layers for heads in self._pairs.T.tolist()]
+        else:
+            names, spread = ("layer", "head", "other_layer", "other_head"), everywhere
+            places = [(*one, *other) for one, other in combinations(self._heads_measured, 2)]
+        rows = dict(zip(names, map(list, zip(*places, strict=True)), strict=True)) if places else {}
+        return Places(rows, tuple(rows.values()), str, things="pairs", spread=spread)
 
     @property
     def effective_heads(self) -> Float[Tensor, " layer"]:
@@ -421,9 +422,6 @@ class Redundancy(SummedTable):
     def _fewest(self) -> int:
         effective = self.effective_heads[list(self.layers)].nan_to_num(torch.inf)
         return self.layers[int(effective.argmin())]
-
-    def _everywhere(self, measured: Float[Tensor, "layer head layer head"]) -> Float[Tensor, "all head all head"]:
-        return by_layer(self._by_layer(measured), self.layers, self.n_layers, axis=2)
 
     def _compared(self, layer: int | None) -> tuple[list[tuple[int, int]], Float[Tensor, "head head"]]:
         if layer is None:

@@ -1,6 +1,6 @@
 """The sections of a page about one head's scores: figures 1 to 3, the ledger of a row, views of its attention."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -159,8 +159,10 @@ def score_sections(
             "for the rank, are left out. The triangle shows three terms relative to their sum; a corner marked “not "
             "in this model” stays empty.",
             figures={
-                "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),
-                "share-bars": bars_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),
+                "share-triangle": triangle_chart(
+                    splits.stacked("ranked_share"), view.ranked_key, tokens, keys, nouns=nouns
+                ),
+                "share-bars": bars_chart(splits.stacked("ranked_share"), view.ranked_key, tokens, keys, nouns=nouns),
             },
             call=f'{call}.show("score_shares", layer={{layer}}, head={{head}})',
             choices=(
@@ -180,7 +182,7 @@ def score_sections(
             else "What each key's score gains or loses from these terms, the same for every query.",
             caveat="Each line is shown minus its mean over the keys. Adding a constant to the scores of all keys "
             "changes nothing after the softmax, so only the trend matters.",
-            figures={"key-terms": key_terms_chart(splits.key_terms, view.key_tokens, nouns=nouns)},
+            figures={"key-terms": key_terms_chart(splits.stacked("key_terms", np.nan), view.key_tokens, nouns=nouns)},
             call=plotted("key_terms"),
         ),
     ]
@@ -203,34 +205,16 @@ class _Splits:
 
     views: tuple[ScoreNumbers, ...]
 
-    @property
-    def view(self) -> ScoreNumbers:
-        """The split that the page shows first."""
-        return self.views[0]
-
-    @property
-    def terms(self) -> Mapping[str, Float[np.ndarray, "*split layer head query_or_1 key_or_1"]]:
-        """Every term; 0 in a split that lacks it."""
-        return self._stacked([view.terms for view in self.views], 0.0)
-
-    @property
-    def shares(self) -> Mapping[str, Float[np.ndarray, "*split layer head query rank"]]:
-        """The share of every term; 0 in a split that lacks it."""
-        return self._stacked([view.ranked_share for view in self.views], 0.0)
-
-    @property
-    def key_terms(self) -> Mapping[str, Float[np.ndarray, "*split layer head key"]]:
-        """The terms of the key; NaN in a split that lacks them."""
-        return self._stacked([view.key_terms for view in self.views], np.nan)
-
-    def _stacked(self, splits: Sequence[Mapping[str, np.ndarray]], missing: float) -> dict[str, np.ndarray]:
+    def stacked(self, name: str, missing: float = 0.0) -> dict[str, np.ndarray]:
+        """The terms, shares ("ranked_share") or terms of the key; `missing` in a split that lacks a term."""
+        splits: list[Mapping[str, np.ndarray]] = [getattr(view, name) for view in self.views]
         if len(splits) == 1:
             return dict(splits[0])
         arrays = {}
-        for name in dict.fromkeys(name for terms in splits for name in terms):
-            shape = np.broadcast_shapes(*(terms[name].shape for terms in splits if name in terms))
-            there = (terms.get(name, np.full((), missing, np.float32)) for terms in splits)
-            arrays[name] = np.stack([np.broadcast_to(array, shape) for array in there])
+        for term in dict.fromkeys(term for terms in splits for term in terms):
+            shape = np.broadcast_shapes(*(terms[term].shape for terms in splits if term in terms))
+            there = (terms.get(term, np.full((), missing, np.float32)) for terms in splits)
+            arrays[term] = np.stack([np.broadcast_to(array, shape) for array in there])
         return arrays
 
     def texts(self, over: tuple[str, ...], shape: tuple[int, ...], text: Callable[..., str]) -> ByChoice:
@@ -242,7 +226,7 @@ class _Splits:
 
 
 def _ledger(splits: _Splits, call: str) -> Section:
-    view = splits.view
+    view = splits.views[0]
     return Section(
         contents="One row as a sum",
         tab="why",
@@ -254,7 +238,12 @@ def _ledger(splits: _Splits, call: str) -> Section:
         "computed.",
         figures={
             "row-ledger": ledger_chart(
-                splits.terms, view.scores, view.pattern, view.tokens, keys=view.keys or None, nouns=view.nouns
+                splits.stacked("terms"),
+                view.scores,
+                view.pattern,
+                view.tokens,
+                keys=view.keys or None,
+                nouns=view.nouns,
             )
         },
         call=call,
@@ -283,7 +272,7 @@ def _about_rows(view: ScoreNumbers) -> ByChoice:
 
 
 def _about_leads(splits: _Splits) -> ByChoice:
-    view = splits.view
+    view = splits.views[0]
     order = likeliest(view.scores, view.pattern)[..., :2]
     count = np.isfinite(view.scores).sum(axis=-1)
 
@@ -291,7 +280,7 @@ def _about_leads(splits: _Splits) -> ByChoice:
         two = along_keys(of_every_cell(values, view.scores), order).astype(np.float64)
         return two[..., 0] - two[..., -1]
 
-    by, by_term = lead(view.scores), {name: lead(term) for name, term in splits.terms.items()}
+    by, by_term = lead(view.scores), {name: lead(term) for name, term in splits.stacked("terms").items()}
 
     def finding(*place: int) -> str:
         row = place[-3:]
@@ -313,7 +302,7 @@ def _leads(terms: Mapping[str, float]) -> str:
 
 
 def _about_shares(splits: _Splits) -> ByChoice:
-    shape = (*splits.view.scores.shape[:2], splits.view.ranked_key.shape[3])
+    shape = (*splits.views[0].scores.shape[:2], splits.views[0].ranked_key.shape[3])
     by_view = []
     for view in splits.views:
         counted = {name: np.isfinite(share).sum(axis=2) for name, share in view.ranked_share.items()}
@@ -346,4 +335,4 @@ def _about_key_terms(splits: _Splits) -> ByChoice | str:
         )
         return f"Between the lowest and the highest key, the score changes through {', '.join(spreads)}."
 
-    return splits.texts(("layer", "head"), splits.view.scores.shape[:2], finding)
+    return splits.texts(("layer", "head"), splits.views[0].scores.shape[:2], finding)

@@ -122,6 +122,10 @@ def dimension_bars(frame: pd.DataFrame, *, title: str) -> go.Figure:
     """
     names = {"query": "query q", "key": "key k", "product": "scale · q · k"}
     figure = Figure(make_subplots(3, 1, shared_xaxes=True, vertical_spacing=0.08, subplot_titles=list(names.values())))
+    turns = [
+        "<br>does not turn" if np.isinf(wavelength) else f"<br>a turn in {wavelength:.4g} tokens"
+        for wavelength in frame["wavelength"]
+    ]
     for row, name in enumerate(names, start=1):
         values = frame[name].to_numpy()
         colours = np.where(values < 0, SIGNED_COLOURS[0], SIGNED_COLOURS[-1]).tolist()
@@ -129,7 +133,7 @@ def dimension_bars(frame: pd.DataFrame, *, title: str) -> go.Figure:
             x=list(range(len(values))),
             y=values,
             marker={"color": colours if name == "product" else "#6f9cc1"},
-            customdata=frame["wavelength"].map(_turn).tolist(),
+            customdata=turns,
             hovertemplate=f"dimension %{{x}}%{{customdata}}<br>{name} %{{y:.4g}}<extra></extra>",
             showlegend=False,
             meta=name,
@@ -152,7 +156,3 @@ def _in_two_lines(name: str) -> str:
     ('under 8<br>tokens', '64 tokens<br>and more')
     """
     return re.sub(" (and more|tokens)$", r"<br>\1", name)
-
-
-def _turn(wavelength: float) -> str:
-    return "<br>does not turn" if np.isinf(wavelength) else f"<br>a turn in {wavelength:.4g} tokens"
