@@ -81,9 +81,19 @@ class Confirmation:
         return float(self.estimate @ self.exact / (self.estimate @ self.estimate))
 
     @property
+    def _threshold(self) -> float:
+        """The size of the weakest effect among the strongest nodes that hold.
+
+        If none of them holds, that of the weakest control whose effect differs from 0; infinite if there is none.
+        """
+        held = self.holds & ~self.control
+        counted = held if held.any() else self._means.clear_size & self.control
+        return float(self.exact[counted].abs().min()) if counted.any() else float("inf")
+
+    @property
     def missed(self) -> tuple[float, int, int]:
         """The number of nodes outside the strongest whose effect is at least that of the weakest of these that holds,
-        with its exact 95 % interval. If none of these holds, the weakest control with a clear effect is the measure.
+        with its exact 95 % interval.
 
         Controls are a simple random sample of these nodes, so the number among them is hypergeometric. NaN without
         controls.
@@ -91,10 +101,7 @@ class Confirmation:
         drawn = int(self.control.sum())
         if not drawn:
             return float("nan"), 0, self.others
-        held = self.holds & ~self.control
-        strong = held if held.any() else self._means.clear_size & self.control
-        threshold = float(self.exact[strong].abs().min()) if strong.any() else math.inf
-        marked = int((self.exact[self.control].abs() >= threshold).sum())
+        marked = int((self.exact[self.control].abs() >= self._threshold).sum())
         return self.others * marked / drawn, *count_interval(marked, drawn, self.others)
 
     def to_frame(self) -> pd.DataFrame:
