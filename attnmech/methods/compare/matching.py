@@ -99,7 +99,8 @@ def reordered(result: Any, order: Mapping[int, Sequence[int]]) -> Any:
 
 
 def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers: Sequence[int] | None) -> Tensor:
-    names = _axes(hint)
+    axes = next((kind.dim_str for kind in (hint, *get_args(hint)) if hasattr(kind, "dim_str")), "")
+    names = [name.removeprefix("#") for name in axes.split()]
     for layer_axis, head_axes in _BESIDE:
         head_axis = next((name for name in head_axes if name in names), None)
         if layer_axis not in names or head_axis is None:
@@ -116,9 +117,3 @@ def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers:
         ]
         value = torch.stack(parts, dim=at)
     return value
-
-
-def _axes(hint: Any) -> list[str]:
-    """The names of a tensor's axes in its annotation."""
-    axes = next((kind.dim_str for kind in (hint, *get_args(hint)) if hasattr(kind, "dim_str")), "")
-    return [name.removeprefix("#") for name in axes.split()]

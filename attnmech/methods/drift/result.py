@@ -311,18 +311,12 @@ class ResidualDrift(DriftByToken):
                     f'drift.plot("{NEAREST}", query={first})',
                 )
             )
-        return [replace(made[0], finding=self.verdicts().lead, caveat=self._caveat), *made[1:]]
-
-    @property
-    def _caveat(self) -> str:
         listed = self.provenance.options.get("reducers", [])
         own = any(reducer[1].get("function_words", OWN_LIST) != OWN_LIST for reducer in listed)
         whose = "in your list" if own else "in a closed list of English words"
         words = "" if len(self.tokens) == 1 else f" Function words are the words {whose}."
-        return (
-            "Residual streams of one layer point in similar directions, so compare each cosine with the grey "
-            f"lines.{words}"
-        )
+        alike = "Residual streams of one layer point in similar directions, so compare each cosine with the grey lines."
+        return [replace(made[0], finding=self.verdicts().lead, caveat=f"{alike}{words}"), *made[1:]]
 
     @property
     def lead(self) -> str:

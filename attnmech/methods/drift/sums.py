@@ -191,14 +191,9 @@ class DriftSums(Reducer):
 
     reference: ComparedRows
     at: str
-    reads: tuple[str, ...]
+    points: tuple[str, ...]
     """The points that make up the stream: one, or two whose sum it is."""
     function_words: frozenset[str] = FUNCTION_WORDS
-
-    @property
-    def points(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The points read in each layer."""
-        return self.reads
 
     @property
     def options(self) -> dict[str, str]:
@@ -224,10 +219,7 @@ class DriftSums(Reducer):
         state = {
             "values": torch.full((len(STATISTICS), layers, texts, length), torch.nan, dtype=torch.float64),
             "types": types,
-            "pairs": torch.zeros(layers, texts, dtype=torch.float64),
-            "pair_counts": torch.zeros(layers, texts, dtype=torch.float64),
-            "unit_counts": torch.zeros(layers, texts, dtype=torch.float64),
-            "squares": torch.zeros(layers, texts, dtype=torch.float64),
+            **{name: torch.zeros(layers, texts, dtype=torch.float64) for name in _BY_TEXT[2:]},
             "units": torch.zeros(layers, width, dtype=torch.float64),
         }
         if not run.corpus:
@@ -258,7 +250,7 @@ class DriftSums(Reducer):
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Collects the layer's streams, and measures all collected streams once there are enough."""
-        whole = sum(end[name].to(self.reference.precision) for name in self.reads)
+        whole = sum(end[name].to(self.reference.precision) for name in self.points)
         assert isinstance(whole, Tensor)
         now: _Batch = run.between[self]
         members = _ordinary(state["types"])
@@ -298,11 +290,9 @@ class DriftSums(Reducer):
             for some in torch.split(chosen, _STREAMS_AT_ONCE):
                 mean = means[texts[some]]
                 measured[:, some], nearest[some] = self._compared(streams[some], mean, own[some], further)
-        centred = STATISTICS.place("centred_cosine")
-        measured[centred].masked_fill_(~now.centred.repeat(repeats), torch.nan)
-        if self.reference.similarity == SIMILARITIES[1]:
-            for name in ("rank", "log_rank"):
-                measured[STATISTICS.place(name)].masked_fill_(~now.centred.repeat(repeats), torch.nan)
+        ranked = ("rank", "log_rank") if self.reference.similarity == SIMILARITIES[1] else ()
+        for name in ("centred_cosine", *ranked):
+            measured[STATISTICS.place(name)].masked_fill_(~now.centred.repeat(repeats), torch.nan)
         for entry, values, ids in zip(held, measured.chunk(repeats, dim=1), nearest.chunk(repeats), strict=True):
             if entry.follows and now.nearest is not None and now.values is not None:
                 _add_steps(values, ids, now.values, now.nearest)

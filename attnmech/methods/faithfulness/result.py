@@ -138,7 +138,9 @@ class Faithfulness(Table):
 
     @property
     def lead(self) -> str:
-        place = self._smallest
+        # The smallest circuit that keeps at least 0.9 of the metric, else the one that keeps most.
+        enough = [place for place, kept in enumerate(self.faithfulness.tolist()) if kept >= 0.9]
+        place = min(enough, key=lambda place: self.sizes[place]) if enough else int(self.faithfulness.argmax())
         means, several = self["faithfulness"].means, len(self.sizes)
         # The circuit of the sentence was chosen among several.
         ends = tuple(float(end[place]) for end in (means.simultaneous() if several > 1 else means.interval()))
@@ -150,14 +152,6 @@ class Faithfulness(Table):
         few = no_interval(self._n_distinct, self._SAMPLE)
         areas = f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}" if self._has_areas else ""
         return with_minus_signs(f"On {self._texts}, {kept}{areas}{few}.")
-
-    @cached_property
-    def _smallest(self) -> int:
-        """The smallest circuit that keeps at least 0.9 of the metric, else the one that keeps most."""
-        enough = [place for place, kept in enumerate(self.faithfulness.tolist()) if kept >= 0.9]
-        if enough:
-            return min(enough, key=lambda place: self.sizes[place])
-        return int(self.faithfulness.argmax())
 
     @property
     def _has_areas(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, listed, shown, whole_number
@@ -271,22 +271,12 @@ class GroupAttention(AgainstBaseline):
         """The claimed rows of `to_frame`, largest difference first, with simultaneous intervals."""
         pairs = self.matched_pairs.sum(dim=-1)
         away = self._excess.clear_size & (self._excess.mean.abs() >= LEAST_DIFFERENCE)
-        claimed = away & (pairs >= LEAST_PAIRS)[:, None, None] & self._over_words
+        claimed = away & (pairs >= LEAST_PAIRS)[:, None, None]
+        for sums, count in ((self.by_query, self.query_pairs), (self.by_key, self.key_pairs)):
+            over_words = TextMeans.of_ratio(sums, count[:, None, None])
+            claimed &= over_words.clear_size | (over_words.texts < LEAST_TEXTS)
         frame = self._rows(self._excess.simultaneous())[claimed.flatten().numpy()]
         return frame.sort_values("difference", ascending=False, key=abs, ignore_index=True)
-
-    @cached_property
-    def _over_words(self) -> Bool[Tensor, "direction measured head"]:
-        """Whether a difference is clear over the words of each group, where enough words are in matched pairs."""
-        sides = (TextMeans.of_ratio(self.by_query, self.query_pairs[:, None, None]),
-                 TextMeans.of_ratio(self.by_key, self.key_pairs[:, None, None]))  # fmt: skip
-        clear = [side.clear_size | (side.texts < LEAST_TEXTS) for side in sides]
-        return clear[0] & clear[1]
-
-    def _holds_for(self, direction: int) -> str:
-        """The words for which a claim holds."""
-        few = min(int((pairs[direction] > 0).sum()) for pairs in (self.query_pairs, self.key_pairs))
-        return "words like these" if few >= LEAST_TEXTS else "these words"
 
     def _rows(self, interval: tuple[Tensor, Tensor]) -> pd.DataFrame:
         low, high = interval
@@ -301,12 +291,13 @@ class GroupAttention(AgainstBaseline):
             "matched": self.matched_pairs.sum(dim=-1)[:, None, None].long(),
             "pairs": self.all_pairs.sum(dim=-1)[:, None, None].long(),
         }
-        directions = range(len(self._directions))
-        axes = {"direction": directions, "layer": self.layers, "head": range(self.attention_sums.shape[2])}
-        frame = table_of(axes, columns)
+        directions, heads = range(len(self._directions)), range(self.attention_sums.shape[2])
+        frame = table_of({"direction": directions, "layer": self.layers, "head": heads}, columns)
         for side, name in enumerate(("query", "key")):
             frame[name] = [self._directions[direction][side] for direction in frame["direction"]]
-        frame["holds_for"] = frame["direction"].map({direction: self._holds_for(direction) for direction in directions})
+        few = torch.minimum(*((pairs > 0).sum(dim=1) for pairs in (self.query_pairs, self.key_pairs)))
+        holds_for = ["words like these" if count >= LEAST_TEXTS else "these words" for count in few.tolist()]
+        frame["holds_for"] = [holds_for[direction] for direction in frame["direction"]]
         return frame[_COLUMNS]
 
     def to_frame(self) -> pd.DataFrame:

@@ -157,18 +157,10 @@ class PositionEffects(Patched):
             check_rows(name, rows, len(self.clean), self.after.shape[1])
 
     def _map(self, name: str, layer: int | None = None, head: int | None = None, **look: Any) -> "go.Figure":
-        return super()._map(name, layer, head, tokens=self._position_tokens, **look)
-
-    @property
-    def _position_tokens(self) -> tuple[str, ...]:
-        """The tokens of the first pair's corrupted prompt, as "clean→corrupted" where the prompts differ.
-
-        Empty for a difference between results on different pairs.
-        """
-        if not self.tokens or not self.clean_tokens:
-            return ()
-        pairs = zip(self.clean_tokens[0], self.tokens[0], strict=True)
-        return tuple(now if clean == now else f"{clean}→{now}" for clean, now in pairs)
+        # The first pair's tokens; a difference between results on different pairs has none.
+        pairs = zip(self.clean_tokens[0], self.tokens[0], strict=True) if self.tokens and self.clean_tokens else ()
+        tokens = tuple(now if clean == now else f"{clean}→{now}" for clean, now in pairs)
+        return super()._map(name, layer, head, tokens=tokens, **look)
 
 
 @public
@@ -236,8 +228,17 @@ def patch(
     _check_options(at, heads, metric)
     pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
     noted: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
-    run = _Run(model, pairs, metric, options)
-    of_clean = run.clean_fields()
+    clean_prompts, corrupted_prompts = pairs.prompts
+    measuring = options | {"journal": None, "partial": False, "progress": False}
+    unchanged = run_sweep(model, clean_prompts, [()], metric, **measuring)
+    of_clean: dict[str, Any] = {"clean": unchanged.before, "clean_tokens": unchanged.tokens}
+
+    def sweep(changes: Sequence[Intervention], further: dict[str, Any]) -> Swept:
+        alone = [(change,) for change in changes]
+        return run_sweep(
+            model, corrupted_prompts, alone, metric, noted=noted | further, contents=pairs.contents, **options
+        )
+
     stack = model.output_stack
     at_positions = None if positions is None else pairs.check_positions(positions)
     if at in BY_HEAD:
@@ -248,7 +249,7 @@ def patch(
             for head in chosen
         ]
         named = "all" if isinstance(heads, str) else [list(head) for head in chosen]
-        swept = run.sweep(changes, noted | {"heads": named, "positions": at_positions})
+        swept = sweep(changes, {"heads": named, "positions": at_positions})
         by_kv_head = at in ("k", "v") and stack.n_kv_heads < stack.n_heads
         fields = head_fields(model, chosen, swept, f"patching {at}", by_kv_head=by_kv_head)
         return (KVPatchEffects if by_kv_head else PatchEffects)(**fields, **of_clean)
@@ -257,12 +258,12 @@ def patch(
     rows = model.points.check_layers(layers, stack.label)
     values = pairs.values(model, at, rows)
     places = [(layer, position) for layer in dict.fromkeys(rows) for position in columns]
-    swept = run.sweep(
+    swept = sweep(
         [
             Intervention.stream(at, [layer], values[layer], positions=[position], stack=stack.label)  # type: ignore[arg-type]
             for layer, position in places
         ],
-        noted | {"layers": rows, "positions": columns},
+        {"layers": rows, "positions": columns},
     )
     return PositionEffects(**effect_fields(places, length, swept, f"patching {at}"), **of_clean)
 
@@ -293,28 +294,3 @@ def _chosen(model: HookedModel, at: str, heads: Heads, layers: Iterable[int] | N
         index_of("heads", head, stack.n_kv_heads, f"at={at!r} is indexed by kv head; each layer has {stack.n_kv_heads}")
     require_heads(model.points, stack, named, within, "of each layer of this model")
     return list(named)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The model, prompts, metric and options that all sweeps of one call share."""
-
-    model: HookedModel
-    pairs: PromptPairs
-    metric: MetricLike
-    options: SweepOptions
-
-    def sweep(self, changes: Sequence[Intervention], noted: Mapping[str, Any]) -> Swept:
-        """Runs the corrupted prompts under each change."""
-        _, corrupted = self.pairs.prompts
-        each_alone = [(change,) for change in changes]
-        return run_sweep(
-            self.model, corrupted, each_alone, self.metric, noted=noted, contents=self.pairs.contents, **self.options
-        )
-
-    def clean_fields(self) -> dict[str, Any]:
-        """The fields of a result that describe the clean prompts."""
-        clean, _ = self.pairs.prompts
-        measuring = self.options | {"journal": None, "partial": False, "progress": False}
-        swept = run_sweep(self.model, clean, [()], self.metric, **measuring)
-        return {"clean": swept.before, "clean_tokens": swept.tokens}

@@ -129,7 +129,9 @@ def path_patch(
     option("mlps", mlps, LATER)
     if len(model.stacks) > 1:
         raise InputError("path patching needs a model with one stack; this model has an encoder and a decoder.")
-    received = _receivers(model, receivers)
+    if isinstance(receivers, str) and receivers != "logits":
+        raise InputError(f'`receivers` must be "logits" or a list of (layer, head); got {shown(receivers)}.')
+    received = () if isinstance(receivers, str) else tuple(model.check_heads(receivers))
     entered = _through(through) if received else ()
     if not received and option("later", later, LATER) == "frozen":
         raise InputError(
@@ -188,14 +190,6 @@ class _Paths:
         sent = Intervention.replace([head], self.sent[first], stack=self.stack)
         between = [hold for layer, some in self.held.items() if layer > first for hold in some]
         return (sent, *between, *(frozen_mlp for layer, frozen_mlp in self.mlps.items() if layer >= first))
-
-
-def _receivers(model: HookedModel, receivers: Any) -> tuple[Head, ...]:
-    if isinstance(receivers, str):
-        if receivers != "logits":
-            raise InputError(f'`receivers` must be "logits" or a list of (layer, head); got {shown(receivers)}.')
-        return ()
-    return tuple(model.check_heads(receivers))
 
 
 def _through(through: Any) -> tuple[str, ...]:

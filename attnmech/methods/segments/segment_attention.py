@@ -256,9 +256,8 @@ class SegmentAttention(SegmentMeans):
             lines = {f"L{self.layers[row]}H{place}": scores[row, place].numpy() for row, place in chosen}
             return receiver_lines(lines, names)
         row, place = self._shown(layer, head, text)
-        values = self.mass(text)[row, place] - self.expected(text)[row, place]
-        if figure != "excess":
-            values = (self.mass if figure == "mass" else self.per_token)(text)[row, place]
+        values = (self.per_token if figure == "per_token" else self.mass)(text)[row, place]
+        values = values - self.expected(text)[row, place] if figure == "excess" else values
         return segment_map(
             values.numpy(), names, label=_LABELS[figure], title=f"L{self.layers[row]}H{place}",
             signs=figure == "excess",

@@ -126,11 +126,8 @@ def segment_effects(
                 file=sys.stderr,
             )
         by_metric = work.measured("pairs", pairs)
-    fields: dict[str, Any] = {}
-    for metric in METRICS:
-        if metric not in by_metric:
-            fields |= {metric: None, f"{metric}_from_later": None}
-            continue
+    fields: dict[str, Any] = {"loss": None, "loss_from_later": None}
+    for metric in by_metric:
         whole = torch.full((count, count), torch.nan, dtype=torch.float64)
         for place, value in by_metric[metric].items():
             whole[place] = value
@@ -181,8 +178,9 @@ class _Cutting:
     def measured(self, what: str, pairs: Sequence[Any]) -> dict[str, dict[_Pair, float]]:
         """The effect of each cut, per token that the cut can change."""
         changes = [self._change(query, key) for query, key in pairs]
-        by_metric = {}
-        for metric in METRICS if _has_loss(self.model) else METRICS[:1]:
+        model, by_metric = self.model, {}
+        masks = model.predicts == "masked token" and known_mask_id(model.tokenizer, model.config) is not None
+        for metric in METRICS if masks or model.predicts == "next token" else METRICS[:1]:
             options = {**self.options, "journal": self.journal(what, metric)}
             swept = run_sweep(self.model, self.batch, changes, metric, **options)
             effects = (swept.after - swept.before)[:, 0].tolist()
@@ -207,12 +205,6 @@ class _Cutting:
         start = self.spans[key][1] if query is None else self.spans[query][0]
         rows = self.spans[-1][1] - (1 if metric == "loss" else 0)
         return rows / (rows - start) if rows > start else float("nan")
-
-
-def _has_loss(model: HookedModel) -> bool:
-    """Whether the model has a loss: it predicts next tokens, or masked tokens with a known mask token."""
-    masks = model.predicts == "masked token" and known_mask_id(model.tokenizer, model.config) is not None
-    return model.predicts == "next token" or masks
 
 
 @dataclass(frozen=True, repr=False)
@@ -255,14 +247,11 @@ class SegmentEffects(PagedResult):
         """One row per pair measured, the largest KL first, with both segments as text."""
         query, key = (~self.kl.isnan()).nonzero().T
         names = self.segments
-        columns: dict[str, Any] = {"query_segment": query.tolist(), "key_segment": key.tolist()}
-        columns["kl"] = self.kl[query, key].tolist()
+        columns: dict[str, Any] = {"query_segment": query, "key_segment": key, "kl": self.kl[query, key]}
         if self.loss is not None:
-            columns["loss"] = self.loss[query, key].tolist()
-        columns |= {
-            "query": [names[place] for place in query.tolist()],
-            "key": [names[place] for place in key.tolist()],
-        }
+            columns["loss"] = self.loss[query, key]
+        columns = {name: values.tolist() for name, values in columns.items()}
+        columns |= {side: [names[place] for place in columns[f"{side}_segment"]] for side in ("query", "key")}
         return pd.DataFrame(columns).sort_values("kl", ascending=False, kind="stable", ignore_index=True)
 
     def strongest(self, count: int = 10, by: str | None = None) -> pd.DataFrame:

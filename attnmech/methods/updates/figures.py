@@ -25,14 +25,11 @@ from ...draw.text import token_labels
 from ...errors import InputError
 
 AXIS_TITLES: Final = {
-    "query": {
-        "magnitude": "update magnitude ‖u‖ / ‖x‖, query side",
-        "orientation": "update orientation cos(u, x), query side",
-    },
-    "target": {
-        "magnitude": "update magnitude ‖u‖ / ‖x‖, target side",
-        "orientation": "update orientation cos(u, x), target side",
-    },
+    side: {
+        "magnitude": f"update magnitude ‖u‖ / ‖x‖, {side} side",
+        "orientation": f"update orientation cos(u, x), {side} side",
+    }
+    for side in ("query", "target")
 }
 """The titles of axes, by side and quantity."""
 
@@ -64,9 +61,7 @@ class Bins:
     def edge(self, steps: Float[np.ndarray, "*head bin"]) -> Float[np.ndarray, "*head bin"]:
         """Returns the value at a number of steps."""
         value: Float[np.ndarray, "*head bin"] = steps / self.steps_per_unit
-        if self.logarithmic:
-            value = np.power(10.0, value)
-        return value
+        return np.power(10.0, value) if self.logarithmic else value
 
 
 MAGNITUDE_BINS: Final = Bins(20, logarithmic=True, words="magnitude")
@@ -87,7 +82,9 @@ def orientation_by_magnitude_chart(
     nouns: Nouns = TEXT,
 ) -> Chart:
     """Draws figure 9: the direction of updates against their size, one point for each head and token of a layer."""
-    figure, slots = _points(_magnitudes(magnitude), _numbers(orientation), attended, tokens, chosen, nouns)
+    figure, slots = _points(
+        _coordinates(magnitude, logarithmic=True), _coordinates(orientation), attended, tokens, chosen, nouns
+    )
     hover = f"{_POINT_HOVER}<br>magnitude %{{x:.3g}}<br>orientation %{{y}}<extra></extra>"
     figure.update_traces(hovertemplate=hover).update_layout(
         height=480, xaxis=_axis("magnitude", sides), yaxis=_axis("orientation", sides)
@@ -107,7 +104,9 @@ def magnitude_by_position_chart(
 ) -> Chart:
     """Draws figure 10: the size of updates along the text, for all heads of a layer, by where the heads attend."""
     position = np.broadcast_to(np.arange(magnitude.shape[-1], dtype=np.float64), magnitude.shape)
-    figure, slots = _points(_numbers(position), _magnitudes(magnitude), attended, tokens, chosen, nouns)
+    figure, slots = _points(
+        _coordinates(position), _coordinates(magnitude, logarithmic=True), attended, tokens, chosen, nouns
+    )
     hover = f"{_POINT_HOVER}<br>magnitude %{{y:.3g}}<extra></extra>"
     figure.update_traces(hovertemplate=hover).update_layout(
         height=440,
@@ -143,14 +142,12 @@ def of_one_layer(
     return drawn.figure(side=0, layer=0, head=head or 0)
 
 
-def _numbers(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
-    return lambda over: ByChoice(_flat(values, over), over, blocks=math.prod(values.shape[:3]))
-
-
-def _magnitudes(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
-    """The coordinates of magnitudes, without magnitudes of 0, which a logarithmic axis cannot show."""
-    positive = np.where(values > 0, values, np.nan)
-    return lambda over: ByChoice(_flat(positive, over), over, logarithmic=True, blocks=math.prod(values.shape[:3]))
+def _coordinates(
+    values: Float[np.ndarray, "side layer head token"], *, logarithmic: bool = False
+) -> Callable[[tuple[str, ...]], ByChoice]:
+    shown = np.where(values > 0, values, np.nan) if logarithmic else values  # such an axis has no place for 0
+    blocks = math.prod(values.shape[:3])
+    return lambda over: ByChoice(_flat(shown, over), over, logarithmic=logarithmic, blocks=blocks)
 
 
 def _flat(values: np.ndarray, over: tuple[str, ...]) -> np.ndarray:

@@ -199,13 +199,8 @@ class ResidualUpdates(UpdateStatistics, RowMeans):
     def _logit_unit(self) -> str:
         """The unit of `logits`: "logits", or "pre-cap logits" if the model soft-caps them (Gemma 2)."""
         self._kept("logits", _ANSWERS)
-        return str(
-            next(
-                description["logit_unit"]
-                for _, description in self.provenance.options["reducers"]
-                if "logit_unit" in description
-            )
-        )
+        listed = self.provenance.options["reducers"]
+        return str(next(description["logit_unit"] for _, description in listed if "logit_unit" in description))
 
     @property
     def blocks(self) -> "BlockUpdates":
