@@ -33,7 +33,6 @@ from ...runs.sweep import batches_of
 from .matching import matched, pattern_divergence, reordered
 
 _PLACES = ("layer", "head", "texts", "before", "after")
-"""The columns that are not compared."""
 _TOKENS = 512
 """The approximate number of tokens in a batch."""
 

@@ -90,7 +90,6 @@ class Moments:
     direction: Float[Tensor, " d_model"]
     """The mean of the rows' unit vectors; its product with a unit vector is the mean cosine to all rows."""
     pair_cosine: float
-    """The mean cosine of two different rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +181,6 @@ class _Batch:
     nearest: Tensor | None = None
     """The nearest rows of the streams in the layer measured last."""
     values: Tensor | None = None
-    """The statistics of these streams."""
 
 
 @dataclass(frozen=True, eq=False)

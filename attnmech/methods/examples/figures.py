@@ -11,7 +11,6 @@ from ...draw.text import percent, rounded, visible_token
 from .example import Example
 
 SCRIPT: Final = of_question("examples", tuple(files(__package__) / name for name in ("examples.js", "examples.css")))
-"""The script that draws the rows."""
 
 
 def packed_layer(heads: Sequence[tuple[int, float, Sequence[float], Sequence[Sequence[Example]]]]) -> str:

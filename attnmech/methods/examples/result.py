@@ -262,9 +262,7 @@ class HeadExamples(Summed):
 
     @cached_property
     def _chosen(self) -> dict[str, Int[Tensor, "measured head row"]]:
-        """The indices of the examples of each kind, and of each band, among the strongest or the sampled rows; −1
-        where there are too few.
-        """
+        """The indices of the examples of each kind, and of each band; −1 where there are too few."""
         rows = fields_of("strongest", self.state)
         distinct = strongest_of_groups(rows["value"], bigrams(rows), OFFERS * self.k)
         value = rows["value"].gather(-1, distinct.clamp_min(0)).masked_fill(distinct < 0, -torch.inf)
@@ -283,9 +281,7 @@ class HeadExamples(Summed):
 
     @cached_property
     def _of_texts(self) -> Int[Tensor, "measured head row"]:
-        """The indices of the strongest row of each distinct text among the strongest rows of both halves, highest
-        first.
-        """
+        """The indices of the strongest row of each distinct text of both halves, highest first."""
         value, content = self.state["strongest_value"], self.state["strongest_content"]
         return strongest_of_groups(value, content, value.shape[-1])
 

@@ -47,7 +47,6 @@ OFFERS: Final = 4
 """The number of rows with different bigrams that a text offers for the strongest rows of a head."""
 
 HIGHEST: Final = 8
-"""The number of keys stored for a row."""
 
 WINDOW: Final = range(-24, 9)
 """The tokens stored around the query of a row, as distances from it."""

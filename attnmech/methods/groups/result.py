@@ -161,7 +161,6 @@ def group_attention(
 
 
 SIDES: Final = ("query", "key")
-"""The words of a pair."""
 
 _BY_TEXT: Final = ("attention", "baseline", "matched", "found")
 

@@ -28,7 +28,6 @@ class ChosenTexts:
     batch: Batch
     documents: tuple[int, ...]
     seen: int
-    """The number of texts in the corpus."""
 
 
 def choose_texts(

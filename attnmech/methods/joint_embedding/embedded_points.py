@@ -188,7 +188,8 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         to its limit.
         """
         ranked = []
-        columns = zip(self.heads, *(self.numbers[name].tolist() for name in _OF_ANOMALIES), strict=True)
+        names = ("query_norm", "key_norm", "separation", "first_attention")
+        columns = zip(self.heads, *(self.numbers[name].tolist() for name in names), strict=True)
         for (layer, head), query, key, apart, first in columns:
             ratio = key / query if query > 0 else math.inf
             strength = {
@@ -254,16 +255,11 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         chosen = torch.tensor(hits)
         if len(hits) > _RANDOM_POINTS:
             chosen = chosen[torch.from_numpy(drawn.choice(len(hits), _RANDOM_POINTS, replace=False))]
-        rows = []
-        for (layer, head), vectors in zip(self.heads, places, strict=True):
-            of_queries, of_keys = (
-                spread_ratio(vectors[start + chosen], vectors[start + some]) for start in (0, tokens)
-            )
-            rows.append({
-                "layer": layer, "head": head, "hits": len(hits), "ratio": (of_queries + of_keys) / 2,
-                "queries": of_queries, "keys": of_keys,
-            })  # fmt: skip
-        return pd.DataFrame(rows).sort_values("ratio", kind="stable", ignore_index=True)
+        kinds = [(start + chosen, start + some) for start in (0, tokens)]
+        ratios = np.array([[spread_ratio(of_head[hit], of_head[any_]) for hit, any_ in kinds] for of_head in places])
+        frame = pd.DataFrame(self.heads, columns=["layer", "head"]).assign(hits=len(hits), ratio=ratios.sum(axis=1) / 2)
+        frame["queries"], frame["keys"] = ratios.T
+        return frame.sort_values("ratio", kind="stable", ignore_index=True)
 
     # -- tables and figures -----------------------------------------------------------------------------------
 
@@ -336,9 +332,7 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the reader: what was sampled, where the shift changes attention, and which values of c are
-        uncertain.
-        """
+        """What was sampled, where the shift changes attention, and which values of c are uncertain."""
         sentences = []
         if len(self.labels) < int(self.lengths.sum()):
             sentences.append(
@@ -361,11 +355,8 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
             ("edge", "at an end of the search grid"),
             ("flat", "undetermined (all values do equally well)"),
         ):
-            names = [
-                f"L{layer}H{head}"
-                for (layer, head), flag in zip(self.heads, self.flags, strict=True)
-                if flag == flagged
-            ]
+            flags = zip(self.heads, self.flags, strict=True)
+            names = [f"L{layer}H{head}" for (layer, head), flag in flags if flag == flagged]
             if names:
                 more = "" if len(names) <= 8 else f" and {len(names) - 8} more"
                 sentences.append(f"The best c is {words} in {', '.join(names[:8])}{more}.")
@@ -395,8 +386,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
             )
         return sections
 
-
-_OF_ANOMALIES: Final = ("query_norm", "key_norm", "separation", "first_attention")
 
 _CHANGED: Final = 1e-5
 """Changes of attention below this are attributed to rounding."""

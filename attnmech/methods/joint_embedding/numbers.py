@@ -94,4 +94,3 @@ class HeadNumbers:
 
 
 NUMBERS: Final = Statistics(HeadNumbers, Number)
-"""All numbers measured on every head before projection."""

@@ -31,7 +31,6 @@ FILES: Final = (
     *("embedding.js", "embedding.css"),
 )
 SCRIPT: Final = of_question("joint_embedding", tuple(files(__package__) / name for name in FILES))
-"""The script and style of the page."""
 
 MOST_COMPARED: Final = 1000
 """The largest number of points of a kind over which mean distances are taken, evenly chosen."""
@@ -50,13 +49,11 @@ MEANINGS: Final = {
 """The meanings of the usual numbers, by the beginning of their labels."""
 
 _SHOWN: Final = [number for number in NUMBERS.values() if number.label]
-"""The numbers that the page shows for a head."""
 
 IN_ADDRESS: Final = (
     *("show", "projection", "pointColour", "search", "whole", "sorted", "size", "flat", "pictures", "labels", "lines"),
     *("bySize", "text", "point", "mode", "least", "hideFirst", "hideSpecial"),
 )
-"""The names of the view's choices in the page's address."""
 
 LEAD: Final = (
     "Each token is plotted twice, as a query (●) and as a key (■); a query lies near the keys that it attends to, "
@@ -144,9 +141,7 @@ def _data(embedded: EmbeddedPoints) -> dict[str, Any]:
 
 
 def _projection(name: str, in_picture: Float[np.ndarray, "chosen point dims"]) -> dict[str, Any]:
-    """Packs the points of every head with 16 bits per coordinate and one scale for all axes of a head, which preserves
-    angles.
-    """
+    """Packs the points of every head with one scale for all its axes, which preserves angles."""
     points = in_picture.astype(np.float64)
     centre = (points.min(axis=1) + points.max(axis=1)) / 2
     return {

@@ -18,7 +18,6 @@ from .projections import METRICS, trustworthiness
 from .token_pairs import Pairs, drawn
 
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
-"""The projections' names on pages and axes."""
 
 _KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))
 """The kinds of points with the colours and symbols of the page (`embedding_view`)."""
@@ -95,7 +94,6 @@ TRUST_POINTS: Final = 1_000
 """The largest number of random points for trustworthiness, which compares every pair of points."""
 
 AFTER: Final = ("correlation", "spearman", "trustworthiness")
-"""The measures taken after projection."""
 
 
 def after_projection(

@@ -32,13 +32,11 @@ NEIGHBOURS: Final = {"umap": 15, "pacmap": 10}
 """The number of neighbours that UMAP and PaCMAP use: their own defaults."""
 
 TRUSTED: Final = 5
-"""The number of neighbours that `trustworthiness` uses."""
 
 CANNOT_PLACE: Final = {
     "tsne": 'scikit-learn\'s t-SNE embeds only the points that it was fitted on; use projection="opentsne"',
     "pacmap": "PaCMAP treats new points as another data set, so a known point may land elsewhere",
 }
-"""The reasons why a projection cannot place further points."""
 
 _PACKAGES: Final = {"umap": "umap", "pacmap": "pacmap", "opentsne": "openTSNE"}
 
@@ -46,7 +44,6 @@ FITTED: Final = 12_000
 """The largest number of a head's points to which a projection is fitted; it then places the other points."""
 
 Place: TypeAlias = Callable[[Points], Points]
-"""Places further points in a picture."""
 
 Fitted: TypeAlias = tuple[Points, Place | None]
 """Points in 2 or 3 dimensions; None if the library cannot place further points (`CANNOT_PLACE`)."""

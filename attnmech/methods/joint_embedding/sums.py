@@ -78,7 +78,6 @@ class Embedder:
             text: torch.zeros(count, lengths[text], lengths[text], dtype=torch.float16) for text in carried
         }
         self.sink = False
-        """Whether a sink takes part of the attention."""
         self._layers: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         """The queries of each block of a layer's rows, and the attention to first tokens."""
 

@@ -80,7 +80,6 @@ class Pairs:
     query: Int[Tensor, " pair"]
     key: Int[Tensor, " pair"]
     counts: tuple[int, ...]
-    """The number of tokens in each text."""
     whole: bool
     """Whether these are all pairs; otherwise they are a seeded sample."""
 

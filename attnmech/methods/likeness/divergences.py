@@ -131,9 +131,7 @@ class DivergenceReducer(Reducer):
 
 
 def _most_groups(layers: int, heads: int) -> int:
-    """The number of groups of texts whose sums between layers fit into memory; raises `InputError` if too few for
-    intervals.
-    """
+    """The number of groups of texts whose sums between layers fit into memory."""
     pairs = math.comb(layers, 2) * heads**2
     most = min(GROUPS, SUMS_BYTES // (8 * max(1, pairs)))
     # With more texts than groups, the number of groups is a power of two.

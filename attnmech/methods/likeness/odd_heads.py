@@ -147,7 +147,6 @@ class OddHeadStatistics:
 
 
 STATISTICS: Final = Statistics(OddHeadStatistics, Statistic)
-"""The statistics by which heads are compared."""
 
 CLASSES: Final = ("dead", "sink", "low entropy")
 """The classes of collapse; a head belongs to the first class that applies."""

@@ -39,7 +39,6 @@ from .figures import pair_map
 from .sources import SourceParts, SourceWalk
 
 MAX_BYTES: Final = 2 * 2**30
-"""The largest result allowed, in bytes."""
 
 
 @public

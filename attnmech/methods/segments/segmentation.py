@@ -101,10 +101,7 @@ def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
 
 
 def _beginnings(texts: Sequence[str], characters: Sequence[str], end: "regex.Pattern[str]") -> list[int]:
-    """The tokens that begin a segment, but the first: a token belongs to the segment of its first visible character.
-
-    `texts` and `characters` are those of each token: a character that is divided is in the text of its first token.
-    """
+    """The tokens that begin a segment, but the first: a token belongs to the segment of its first visible character."""
     text = "".join(texts)
     ends = [match.end() for match in end.finditer(text) if end is _LINE or _ends_sentence(match, text)]
     begun: list[int] = []

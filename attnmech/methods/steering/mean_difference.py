@@ -41,7 +41,6 @@ ROUNDING: Final = 1e-6
 """Places along a direction below this share of the largest activation are attributed to rounding."""
 
 Interval = tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]
-"""The low and the high end."""
 
 
 def held_out_scores(
@@ -299,9 +298,7 @@ def mean_difference(
 def _activations(
     model: HookedModel, inputs: Any, point: str, layers: Sequence[int], pooling: str, bos: bool | None, progress: bool
 ) -> tuple[dict[int, Float[Tensor, "layer *head d"]], int, str, bool | None]:
-    """The activation of each distinct text by its digest, the number and the digest of all texts, and their
-    `Batch.bos`.
-    """
+    """The activation of each distinct text by its digest, and the number, digest and `Batch.bos` of all texts."""
     keys = model.points.resolve([point], layers, model.refused)
     parts = batches_of(model, inputs, 2048, bos)
     by_content: dict[int, Tensor] = {}

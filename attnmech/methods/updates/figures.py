@@ -31,7 +31,6 @@ AXIS_TITLES: Final = {
     }
     for side in ("query", "target")
 }
-"""The titles of axes, by side and quantity."""
 
 FADED: Final = 0.4
 """The opacity of the heads that are not selected."""
@@ -163,10 +162,7 @@ def _histograms(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Draws one histogram per head, on separate lines: overlaid, the curves of 24 heads would hide each other.
-
-    NaN and magnitudes of 0 are omitted; every trace is scaled to its fullest bin. `chosen` highlights one head.
-    """
+    """Draws one histogram per head, on separate lines: overlaid, the curves of 24 heads would hide each other."""
     heads = values.shape[2]
     x, y, low, high, count = _outlines(values, bins)
     columns = tuple(ByChoice(array, _OF_HEAD, logarithmic=bins.logarithmic) for array in (x, low, high))
@@ -215,9 +211,7 @@ orientation_histograms_chart: Final = partial(_histograms, ORIENTATION_BINS)
 
 
 def _outlines(values: Float[np.ndarray, "side layer head token"], bins: Bins) -> tuple[np.ndarray, ...]:
-    """For each histogram and bin: middle, height in the figure, lower and upper edge, and count (-1 in the bins
-    beyond).
-    """
+    """For each histogram and bin: middle, height in the figure, lower and upper edge, count (-1 beyond the last)."""
     filled = [_filled_bins(bins.bin_of(tokens)) for tokens in values.reshape(-1, values.shape[-1])]
     most = max(len(count) for _, count in filled)
     edges = np.full((len(filled), most), np.nan)
@@ -252,9 +246,7 @@ def _points(
     chosen: bool,
     nouns: Nouns,
 ) -> tuple[go.Figure, list[Slot]]:
-    """Draws a point for each head and token, marked by the attended key; the selected head's points are larger and on
-    top.
-    """
+    """Draws a point for each head and token, marked by the attended key; those of the selected head are on top."""
     heads, length = attended.shape[1:]
     if length != len(tokens):
         raise InputError(
