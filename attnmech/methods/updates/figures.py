@@ -144,7 +144,7 @@ def of_one_layer(
 def _coordinates(
     values: Float[np.ndarray, "side layer head token"], *, logarithmic: bool = False
 ) -> Callable[[tuple[str, ...]], ByChoice]:
-    shown = np.where(values > 0, values, np.nan) if logarithmic else values  # such an axis has no place for 0
+    shown = np.where(values > 0, values, np.nan) if logarithmic else values  # a logarithmic axis cannot show 0
     blocks = math.prod(values.shape[:3])
     return lambda over: ByChoice(_flat(shown, over), over, logarithmic=logarithmic, blocks=blocks)
 
