@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 
-_LONGEST: Final = 80
-"""Messages quote at most this many characters of a value."""
+_LONGEST: Final = 80  # messages quote at most this many characters of a value
 
 
 def flag(name: str, value: object) -> bool:

@@ -20,11 +20,8 @@ from .messages import first_line
 _HOST: Final = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 """Names this machine in the file names of drafts: on a shared disk, processes of two machines may have the same id."""
 
-_DRAFT: Final = ".part"
-"""The suffix of drafts."""
-
-_NUMBERS: Final = itertools.count()
-"""Numbers the drafts of this process."""
+_DRAFT: Final = ".part"  # the suffix of drafts
+_NUMBERS: Final = itertools.count()  # numbers the drafts of this process
 
 
 def path_of(value: str | Path, error: type[AttnmechError] = InputError) -> Path:

@@ -16,14 +16,11 @@ class LongTextWarning(UserWarning):
 
 
 class _Call(NamedTuple):
-    arguments: Collection[str] | None
-    """The names of its arguments; None if it takes any."""
-    warned: set[type[Warning]]
-    """The kinds of warnings so far."""
+    arguments: Collection[str] | None  # the names of its arguments; None if it takes any
+    warned: set[type[Warning]]  # the kinds of warnings so far
 
 
-_call: Final[ContextVar[_Call | None]] = ContextVar("call", default=None)
-"""The outermost public call; messages are about its arguments."""
+_call: Final[ContextVar[_Call | None]] = ContextVar("call", default=None)  # the outermost one; messages are about it
 
 
 def first_line(error: BaseException) -> str:

@@ -22,14 +22,11 @@ from ..basics.messages import first_line
 from ..errors import AttnmechError, EngineError
 from .worker import Piece
 
-_AGAIN: Final = 2
-"""Documents are divided once this many workers have ended on them."""
+_AGAIN: Final = 2  # documents are divided once this many workers have ended on them
 
-_MOST: Final = 4
-"""A document is left out once this many workers have ended on it, the last of them on that document alone."""
+_MOST: Final = 4  # a document is left out once this many workers ended on it, the last of them on it alone
 
-_PARTS: Final = 16
-"""The maximum number of parts into which documents are divided."""
+_PARTS: Final = 16  # the maximum number of parts into which documents are divided
 
 
 def divided(pieces: Sequence[Piece], deaths: int) -> tuple[list[list[Piece]], tuple[int, ...]]:
@@ -72,8 +69,7 @@ Feed: TypeAlias = Callable[[], WorkerCall | None]
 class _Seat:
     worker: Any
     ready: bool = False
-    starting: Any = None
-    """The current call that loads the model."""
+    starting: Any = None  # the current call that loads the model
     queue: deque[tuple[Any, Any, WorkerCall]] = field(default_factory=deque)
     """The current calls, oldest first: whether the worker had the model, the reference to the result, the task."""
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int32, Integer
+from jaxtyping import Float, Integer
 
 from ..basics.public import public
 from ..errors import InputError
@@ -80,19 +80,14 @@ def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bo
     if aligned:
         after = rows[rows > 0]
         ends |= {"self": (rows, rows), "previous": (after, after - 1)}
-    return {
-        "rows": len(rows),
-        "top": pack_keys(_top_key(pattern, choice)),
-        "means": {name: _mean_at(pattern, *cells) for name, cells in ends.items()},
-    }
-
-
-def _top_key(
-    pattern: Float[np.ndarray, "layer head query key"], choice: Bool[np.ndarray, " query"]
-) -> Int32[np.ndarray, "layer head query"]:
     highest = pattern.max(axis=-1, keepdims=True)
     single = np.count_nonzero(pattern == highest, axis=-1) == 1
-    return np.where(single & choice, pattern.argmax(axis=-1), -1).astype(np.int32)
+    top = np.where(single & choice, pattern.argmax(axis=-1), -1).astype(np.int32)
+    return {
+        "rows": len(rows),
+        "top": pack_keys(top),
+        "means": {name: _mean_at(pattern, *cells) for name, cells in ends.items()},
+    }
 
 
 def _mean_at(

@@ -254,7 +254,14 @@ def _map_props(
     values: Float[np.ndarray, "..."], hidden: Any, tokens: Sequence[str], axes: str, title: str
 ) -> dict[str, Any]:
     """The properties that both kinds of map take; cells above the diagonal are masked if no head sees them."""
-    _require_square(values, tokens, axes)
+    strings("tokens", tokens)
+    _require_axes(values, axes)
+    if values.shape[-2:] != (len(tokens), len(tokens)):
+        raise InputError(
+            f"`values` must have one query and one key for each of the {len(tokens)} tokens; got {values.shape[-2]} "
+            f"× {values.shape[-1]}. CircuitsVis draws only self-attention; for cross-attention use "
+            "attnmech.draw.sentence_view, token_graph or model_view."
+        )
     _require_few(values.size, title, MOST_CELLS)
     boolean = isinstance(hidden, np.ndarray) and hidden.dtype == bool
     if hidden is not None and not (boolean and hidden.shape == values.shape):
@@ -303,17 +310,6 @@ def _two(name: str, pair: Any) -> tuple[Any, Any]:
     if len(members) != 2:
         raise InputError(f"`{name}` must be a pair; got {shown(pair)}.")
     return members[0], members[1]
-
-
-def _require_square(values: Float[np.ndarray, "..."], tokens: Sequence[str], axes: str) -> None:
-    strings("tokens", tokens)
-    _require_axes(values, axes)
-    if values.shape[-2:] != (len(tokens), len(tokens)):
-        raise InputError(
-            f"`values` must have one query and one key for each of the {len(tokens)} tokens; got {values.shape[-2]} "
-            f"× {values.shape[-1]}. CircuitsVis draws only self-attention; for cross-attention use "
-            "attnmech.draw.sentence_view, token_graph or model_view."
-        )
 
 
 def _require_positions(values: Float[np.ndarray, "..."], tokens: Sequence[str], axes: str) -> None:

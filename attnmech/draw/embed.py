@@ -138,9 +138,7 @@ class View(WritesHtml):
         return self._printed(path, size, named)
 
     def _printed(self, path: str | Path, size: str, title: str) -> Path:
-        """Writes the view to a file. Canvases become images with four pixels per pixel of the screen along each side;
-        Poppler's `pdftocairo` makes an SVG from the PDF.
-        """
+        """Writes the view to a file: canvases as images, with four pixels per pixel of the screen along each side."""
         target, chosen = checked_target(path, size)
         string("title", title)
         if target.suffix.lower() == ".svg" and shutil.which("pdftocairo") is None:

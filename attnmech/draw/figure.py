@@ -18,8 +18,7 @@ class Figure(go.Figure):  # type: ignore[misc]
     plotly itself stores only the numbers in a notebook; a front-end extension draws them.
     """
 
-    _ipython_display_ = None
-    """None, so that IPython calls `_repr_mimebundle_`."""
+    _ipython_display_ = None  # so that IPython calls `_repr_mimebundle_`
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **options: Any) -> dict[str, str]:
         return {"text/html": in_notebook([plotly_view(self)]), "text/plain": repr(self)}

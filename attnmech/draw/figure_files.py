@@ -98,19 +98,13 @@ FONTS: Final = "Arial, Helvetica, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
 INK: Final = "#1a1a1a"
 
-_SCREEN_PT: Final = 9.0
-"""The text size of a figure on the screen, in pt: 12 pixels of 1/96 inch."""
-
-_LEAST: Final = 10.5
-"""The smallest text size, in pixels of the screen: 6 pt if body text has 7 pt."""
-
-_NARROW: Final = 600.0
-"""Figures have two columns from this width on, in pixels of the screen."""
+_SCREEN_PT: Final = 9.0  # the text size of a figure on the screen, in pt: 12 pixels of 1/96 inch
+_LEAST: Final = 10.5  # the smallest text size, in pixels of the screen: 6 pt if body text has 7 pt
+_NARROW: Final = 600.0  # figures have two columns from this width on, in pixels of the screen
 
 PIXELS_PER_MM: Final = 96 / 25.4
 
-_DOTS: Final = 4
-"""The pixels of a canvas per pixel of the screen, along each side, in a PDF or an SVG."""
+_DOTS: Final = 4  # the pixels of a canvas per pixel of the screen, along each side, in a PDF or an SVG
 
 
 @dataclass(frozen=True)

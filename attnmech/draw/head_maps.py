@@ -142,9 +142,22 @@ def effect_map(
             xgap=1,
             ygap=1,
         )
-    _cross_out(figure, effect, rows)
+    missing = np.argwhere(~np.isfinite(effect))
+    if len(missing):
+        figure.add_scatter(
+            x=missing[:, 1].tolist(),
+            y=[str(rows[row]) for row in missing[:, 0]],
+            mode="markers",
+            marker={"symbol": "x-thin", "size": 7, "line": {"color": NEUTRAL, "width": 1}},
+            name="not measured",
+            showlegend=False,
+            hoverinfo="skip",
+        )
     bar = {"title": {"text": label, "side": "right"}, "thickness": 12}
-    scale = _colours(effect, signed) | {"colorbar": bar}
+    reach = reach_of(effect)
+    below = bool((effect[np.isfinite(effect)] < 0).any()) if signed is None else signed
+    colours = SIGNED_COLOURS if below else SCORE_COLOURS
+    scale = {"cmin": -reach if below else 0.0, "cmax": reach, "colorscale": colours, "colorbar": bar}
     figure.update_layout(template=FIGURE_STYLE, height=max(240, 110 + 24 * len(rows)), coloraxis=scale)
     if title:
         heading = {
@@ -183,26 +196,6 @@ def _by_layer(effect: Any, layers: Sequence[int] | None) -> tuple[NDArray[np.flo
     return array, list(range(len(array) if array.ndim else 0)) if layers is None else listed(
         "layers", layers, "a list of ints"
     )
-
-
-def _cross_out(figure: go.Figure, effect: NDArray[np.float64], rows: Sequence[Any]) -> None:
-    missing = np.argwhere(~np.isfinite(effect))
-    if len(missing):
-        figure.add_scatter(
-            x=missing[:, 1].tolist(),
-            y=[str(rows[row]) for row in missing[:, 0]],
-            mode="markers",
-            marker={"symbol": "x-thin", "size": 7, "line": {"color": NEUTRAL, "width": 1}},
-            name="not measured",
-            showlegend=False,
-            hoverinfo="skip",
-        )
-
-
-def _colours(effect: NDArray[np.float64], signed: bool | None) -> dict[str, Any]:
-    reach = reach_of(effect)
-    below = bool((effect[np.isfinite(effect)] < 0).any()) if signed is None else signed
-    return {"cmin": -reach if below else 0.0, "cmax": reach, "colorscale": SIGNED_COLOURS if below else SCORE_COLOURS}
 
 
 def _place(layer: int, columns: str, name: str) -> str:

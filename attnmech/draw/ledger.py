@@ -17,8 +17,7 @@ from .patterns import as_array
 from .style import FIGURE_STYLE, NEUTRAL, term_order, term_style
 from .text import labels_of
 
-_HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}
-"""The hatches that distinguish grey terms."""
+_HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}  # the hatches that distinguish grey terms
 
 _PIXELS_OF_A_ROW: Final = 26
 
@@ -126,7 +125,9 @@ def ledger_chart(
     drawn = {name: at_keys(terms[name]) for name in names} | {"score": at_keys(scores)}
     probability = at_keys(pattern)
     bars = ByChoice(probability, _OF_ROW)
-    written = ByChoice(_in_thousandths(probability), _OF_ROW, words=_THOUSANDTHS)
+    rounded = np.rint(1000 * np.nan_to_num(probability)).astype(np.int64) + 1
+    thousandth = np.where(probability < 0.001, (probability > 0).astype(np.int64), rounded)
+    written = ByChoice(np.where(np.isnan(probability), -1, thousandth), _OF_ROW, words=_THOUSANDTHS)
     over = {name: with_split(values, _OF_ROW, rest=1) for name, values in drawn.items()}
     in_words = (*(ByChoice(values, over[name], digits=3) for name, values in drawn.items()), written)
     rows = ByChoice(drawn_keys, _OF_ROW, words=tuple(key_labels))
@@ -291,13 +292,6 @@ _LAYOUT: Final = {
     "yaxis": {"type": "category", "categoryorder": "array", "title": {"standoff": 8}, "showgrid": False},
     "margin": {"t": 70, "r": 34},
 }
-
-
-def _in_thousandths(probability: Float[np.ndarray, "*places"]) -> Int[np.ndarray, "*places"]:
-    """The index of a probability's text in `_THOUSANDTHS`; -1 for NaN."""
-    rounded = np.rint(1000 * np.nan_to_num(probability)).astype(np.int64) + 1
-    place = np.where(probability < 0.001, (probability > 0).astype(np.int64), rounded)
-    return np.where(np.isnan(probability), -1, place)
 
 
 _THOUSANDTHS: Final = ("0", "&lt;0.001", *(f"{number / 1000:.3f}" for number in range(1, 1001)))

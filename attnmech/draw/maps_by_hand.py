@@ -26,8 +26,7 @@ from .head_maps import cell_map
 from .patterns import Array, as_array, checked_pattern
 from .text import isolated, plotly_text, visible_token
 
-_TICKS: Final = 40
-"""The largest number of positions along an axis at which every position has a label."""
+_TICKS: Final = 40  # the largest number of positions along an axis at which every position has a label
 
 
 @public

@@ -179,12 +179,14 @@ def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]
 
 def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
     sections = [section for page in pages for section in page.sections]
-    views = [figure for section in sections for figure in section.figures.values() if isinstance(figure, View)]
+    drawn = [figure for section in sections for figure in section.figures.values()]
+    views = [figure for figure in drawn if isinstance(figure, View)]
     further = {script.name: script for view in views for script in view.libraries}
-    plotly = {
-        script.name: script for types in [_trace_types(sections)] if types for script in [scripts.plotly_for(types)]
-    }
-    return [scripts.views(), scripts.heads(), *(plotly | further).values()]
+    charts = [figure.template if isinstance(figure, Chart) else figure for figure in drawn]
+    traces = {str(trace.type) for chart in charts if isinstance(chart, go.Figure) for trace in chart.data}
+    types = traces - {"table"}  # page.js draws tables
+    plotly = [scripts.plotly_for(types)] if types else []
+    return [scripts.views(), scripts.heads(), *({script.name: script for script in plotly} | further).values()]
 
 
 def _choices(page: Page) -> list[Choice]:
@@ -329,13 +331,6 @@ def _figure(name: str, drawn: Chart | go.Figure, store: Carried) -> dict[str, An
         "follows": sorted(chart.follows),
         "clicks": {name: path.split(".") for name, path in chart.clicks.items()},
     }
-
-
-def _trace_types(sections: Sequence[Section]) -> set[str]:
-    """The types of all traces that plotly draws; page.js draws tables."""
-    drawn = (figure for section in sections for figure in section.figures.values())
-    charts = (figure.template if isinstance(figure, Chart) else figure for figure in drawn)
-    return {str(trace.type) for chart in charts if isinstance(chart, go.Figure) for trace in chart.data} - {"table"}
 
 
 def _contents(page: Page) -> dict[str, dict[str, str]]:

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from .head_maps import cell_map
 from .text import isolated, plotly_text, signed, visible_token
 
-_LABEL: Final = 18
-"""The largest number of a segment's characters in a tick label."""
+_LABEL: Final = 18  # the largest number of a segment's characters in a tick label
 
 MOST_LABELS: Final = 40
 """The largest number of segments along an axis at which every segment has a tick label."""

@@ -17,8 +17,7 @@ from .style import FIGURE_STYLE, NEUTRAL
 
 SHADE: Final = [[0.0, "rgba(0,0,0,0.8)"], [1.0, "rgba(0,0,0,0)"]]
 """Colours from the least to the most attention; more attention makes the picture below brighter."""
-_UNSEEN: Final = [[0.0, "rgba(0,0,0,0)"], [1.0, "rgba(150,150,150,0.9)"]]
-"""Covers the patches that a row does not see."""
+_UNSEEN: Final = [[0.0, "rgba(0,0,0,0)"], [1.0, "rgba(150,150,150,0.9)"]]  # covers the patches that a row does not see
 LEVELS: Final = "Greys"
 """The spectrogram's colours: one hue, distinct from that of attention."""
 _ATTENTION: Final = "#d55e00"

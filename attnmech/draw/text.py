@@ -24,8 +24,7 @@ LONGEST_LABEL: Final = 14
 
 _JOINERS: Final = "\u200c\u200d"
 
-_NO_BASE: Final = "·⏎␍⇥⟩"
-"""The characters of visible tokens to which a combining mark cannot attach."""
+_NO_BASE: Final = "·⏎␍⇥⟩"  # the characters of visible tokens to which a combining mark cannot attach
 
 _MARKUP_IN_JSON: Final = {character: f"\\u{ord(character):04x}" for character in "<>&"}
 

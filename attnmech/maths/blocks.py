@@ -12,8 +12,7 @@ import torch
 
 _ON_CPU: Final = 8 * 2**20
 _ELSEWHERE: Final = 256 * 2**20
-_SHARE: Final = 16
-"""The number of blocks that must fit into free memory; a layer needs about six at the same time."""
+_SHARE: Final = 16  # the number of blocks that must fit into free memory; a layer needs about six at the same time
 
 
 def block_bytes(device: torch.device) -> int:

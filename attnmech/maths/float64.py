@@ -9,8 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-_HAVE: Final = ("cpu", "cuda", "meta")
-"""The types of devices that are known to have float64."""
+_HAVE: Final = ("cpu", "cuda", "meta")  # the types of devices that are known to have float64
 
 
 def as_float64(value: Tensor) -> Tensor:

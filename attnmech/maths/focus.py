@@ -206,10 +206,16 @@ class RowMeasures:
         Keys after the first `tokens` are not tokens and have no distance. `keys` are the positions of the keys, in
         order; by default, from 0 on.
         """
-        top, masses = attention.top, _masses(attention.pattern, places, last)
-        distance = mean_distance(attention.pattern[..., :tokens], rows, keys)
+        top, pattern = attention.top, attention.pattern
+        masses = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
+        first, *others = masses.masked_fill_(places.missing, 0.0).unbind(dim=-1)
+        measured = [first, *others[:2], torch.stack(others[:last]).sum(dim=0)]
+        if places.is_global is not None:
+            chosen = places.is_global[1][:, None, None]
+            measured += [(pattern * mask).sum(dim=-1) for mask in (chosen, ~chosen)]
+        distance = mean_distance(pattern[..., :tokens], rows, keys)
         key = top.key if keys is None else keys[top.key]
-        return cls(key, top.first, top.second, attention.entropy, distance, masses)
+        return cls(key, top.first, top.second, attention.entropy, distance, torch.stack(measured))
 
     @classmethod
     def joined(cls, blocks: Sequence["RowMeasures"]) -> "RowMeasures":
@@ -222,18 +228,6 @@ class RowMeasures:
     def of_layers(cls, layers: Sequence["RowMeasures"]) -> "RowMeasures":
         """The rows of several layers, with an axis of layers."""
         return cls(*(torch.stack([vars(layer)[name] for layer in layers], dim=-4) for name in vars(layers[0])))
-
-
-def _masses(
-    pattern: Float[Tensor, "batch head row key"], places: Places, last: int
-) -> Float[Tensor, "mass batch head row"]:
-    masses = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
-    first, *others = masses.masked_fill_(places.missing, 0.0).unbind(dim=-1)
-    measured = [first, *others[:2], torch.stack(others[:last]).sum(dim=0)]
-    if places.is_global is not None:
-        keys = places.is_global[1][:, None, None]
-        measured += [(pattern * chosen).sum(dim=-1) for chosen in (keys, ~keys)]
-    return torch.stack(measured)
 
 
 def statistics_by_class(

@@ -18,8 +18,7 @@ from torch import Tensor
 GROUPS: Final = 256
 """The largest number of groups."""
 
-_NO_MODULUS: Final = 2**62
-"""The modulus as long as every distinct text is a separate group."""
+_NO_MODULUS: Final = 2**62  # the modulus as long as every distinct text is a separate group
 
 FIRST: Final = "first_text"
 """The entry of a state with the number of each text; a group has the smallest number of its texts."""

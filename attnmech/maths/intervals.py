@@ -32,14 +32,10 @@ REPLICATES: Final = 2000
 HEAVY_SHARE: Final = 16
 """One quantity in this many belongs to the heavy group, whose variances rest on the fewest texts."""
 
-_NUMBERS_AT_ONCE: Final = 2**22
-"""The approximate number of text weights in memory at once."""
-_QUANTITIES_AT_ONCE: Final = 1024
-"""The number of quantities with replicates in memory at once."""
-_NO_SPREAD: Final = 1e-12
-"""Deviations below this share of the mean are attributed to rounding."""
-_RARE: Final = 1e-3
-"""Replicates that occur less often do not matter."""
+_NUMBERS_AT_ONCE: Final = 2**22  # the approximate number of text weights in memory at once
+_QUANTITIES_AT_ONCE: Final = 1024  # the number of quantities with replicates in memory at once
+_NO_SPREAD: Final = 1e-12  # deviations below this share of the mean are attributed to rounding
+_RARE: Final = 1e-3  # replicates that occur less often do not matter
 
 Interval = tuple[Tensor, Tensor]
 """The low and the high end."""
@@ -164,11 +160,13 @@ class TextMeans:
         several = (self.texts >= LEAST_TEXTS).sum().clamp_min(1).double()
         error = (1 - level) / several
         apart = self.tied & (self.texts >= LEAST_TEXTS)
+        squares = (self._deviations**2).sum(dim=-1) * self.texts / (self.texts - 1)
+        linear_error = squares.sqrt() / self.below.sum(dim=-1).abs()  # without the weights of the texts
         half = torch.full_like(self.mean, torch.inf)
         for group, largest in zip((self._regular, self.heavy), self._largest, strict=True):
             place = math.ceil((1 - float(error * group.sum())) * (REPLICATES + 1)) - 1
             bound = largest[place] if place < REPLICATES else torch.inf
-            half = torch.where(group, bound * self._linear_error, half)
+            half = torch.where(group, bound * linear_error, half)
         half = torch.where(apart, self._half(1 - float(error)), half)
         # The pointwise interval may be wider if texts differ in length; take the wider one.
         half = torch.maximum(half, (high - low) / 2)
@@ -212,15 +210,8 @@ class TextMeans:
         return (alike > 1) & ((alike / self.texts).double() ** self.texts > _RARE)
 
     @cached_property
-    def _linear_error(self) -> Float[Tensor, "*place"]:
-        squares = (self._deviations**2).sum(dim=-1) * self.texts / (self.texts - 1)
-        return squares.sqrt() / self.below.sum(dim=-1).abs()
-
-    @cached_property
     def _largest(self) -> tuple[Float[Tensor, " replicate"], Float[Tensor, " replicate"]]:
-        """max |R* − R| / SE* over the regular and over the heavy quantities, for each replicate, sorted; NaN if there
-        are none.
-        """
+        """max |R* − R| / SE* over the regular and the heavy quantities, for each replicate, sorted; NaN without any."""
         return self._largest_among(self._regular), self._largest_among(self.heavy)
 
     def _largest_among(self, group: Bool[Tensor, "*place"]) -> Float[Tensor, " replicate"]:
@@ -241,9 +232,7 @@ class TextMeans:
 
     @cached_property
     def _order(self) -> Int[Tensor, " text"]:
-        """An order of the texts that depends only on their values, so that draws do not depend on the order of the
-        inputs.
-        """
+        """An order of the texts that depends only on their values, so that draws do not depend on that of inputs."""
         values = torch.cat([parts.reshape(-1, parts.shape[-1]) for parts in (self.above, self.below)])
         weights = torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
         return (weights[:, None] * values).sum(dim=0).argsort(stable=True)

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_NUMBERS: Final = 2**22
-"""The approximate number of random values drawn for a critical score."""
+_NUMBERS: Final = 2**22  # the approximate number of random values drawn for a critical score
 
 
 def spread_of(values: Float[Tensor, " head"]) -> tuple[float, float]:

@@ -124,12 +124,13 @@ class ScoreParts:
 
     def names(self) -> tuple[str, ...]:
         """The terms of these scores, in the order of the table."""
+        by_distance = self.relative is not None and (self.relative.by_input or self.relative.alone is not None)
         has = {
             "query_key": True,
             "key_bias": self.query_from_bias is not None,
             "query_bias": self.key_from_bias is not None,
             "constant": self.query_from_bias is not None and self.key_from_bias is not None and not self.centred,
-            "position": self.position is not None or self.centred or self._adds_by_distance,
+            "position": self.position is not None or self.centred or by_distance,
             **{name: self.relative is not None and name in self.relative.names for name in RELATIVE_TERMS},
             "softcap": self.softcap is not None,
             "mask": True,
@@ -206,10 +207,6 @@ class ScoreParts:
     def _splits_relative(self) -> bool:
         """Whether the products of biases (or means) with a distance count as `position`."""
         return self.relative is not None and (self.centred or self.relative.by_input)
-
-    @property
-    def _adds_by_distance(self) -> bool:
-        return self.relative is not None and (self.relative.by_input or self.relative.alone is not None)
 
     def _by_distance(self, rows: slice) -> Float[Tensor, "#batch #head #row #key"]:
         """The term `position`: the model's own, and the products of means or biases with a distance."""

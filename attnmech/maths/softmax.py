@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_COLUMNS: Final = 64
-"""The number of columns among which the keys of a row are divided: a multiple of any processor's vector length."""
+_COLUMNS: Final = 64  # the keys of a row are divided among so many: a multiple of any processor's vector length
 
 
 def softmax_of(

@@ -9,8 +9,7 @@ from torch import Tensor
 from .blocks import block_bytes
 from .float64 import as_float64, float64_device
 
-_AT_ONCE: Final = 2**18
-"""The approximate number of values summed at a time, so that their float64 copies stay in the cache."""
+_AT_ONCE: Final = 2**18  # about as many values are summed at a time, so that float64 copies stay in the cache
 
 
 def by_class(

@@ -58,7 +58,10 @@ class Circuit:
             object.__setattr__(self, "edges", tuple(sorted(edges, key=lambda edge: (_order(edge[1]), _order(edge[0])))))
             nodes: Iterable[str] = _ends(edges)
         else:
-            nodes = [_checked_node(node) for node in listed("nodes", self.nodes, 'a list such as ["L0H3", "L2 MLP"]')]
+            nodes = listed("nodes", self.nodes, 'a list such as ["L0H3", "L2 MLP"]')
+            for node in nodes:
+                if not isinstance(node, str) or not _NODE.fullmatch(node) or node == EMBEDDING:
+                    raise InputError(f'a node is named as "L2H1" or "L2 MLP"; got {shown(node)}.')
         object.__setattr__(self, "nodes", tuple(sorted(set(nodes), key=_order)))
 
     @property
@@ -160,12 +163,6 @@ def _ends(edges: Iterable[Edge]) -> set[str]:
         receiver if receiver.endswith("MLP") else receiver.rpartition(" ")[0] for _, receiver in edges
     }
     return {name for name in names if re.fullmatch(r"L\d+( MLP|H\d+)", name)}
-
-
-def _checked_node(node: Any) -> str:
-    if not isinstance(node, str) or not _NODE.fullmatch(node) or node == EMBEDDING:
-        raise InputError(f'a node is named as "L2H1" or "L2 MLP"; got {shown(node)}.')
-    return node
 
 
 def _checked_edge(edge: Any) -> Edge:

@@ -169,10 +169,7 @@ def _numbers_in(frame: pd.DataFrame) -> list[str]:
 
 
 def _column_of(frame: pd.DataFrame, number: str, part: str) -> str | None:
-    """The column with a part of a number, such as the low end of its interval; None without one.
-
-    A part without a number's name belongs to the number before the first such part.
-    """
+    """The column with a part of a number, such as "low"; one without a number's name is of the number before it."""
     if f"{number}_{part}" in frame:
         return f"{number}_{part}"
     columns = list(frame.columns)
@@ -182,10 +179,7 @@ def _column_of(frame: pd.DataFrame, number: str, part: str) -> str | None:
 
 
 def _other_heads(frame: pd.DataFrame) -> list[str]:
-    """The names of further heads in a row: "nearest" for the columns nearest_layer and nearest_head.
-
-    Without a column of layers, the further head is in the row's own layer.
-    """
+    """The names of further heads in a row: "nearest" for the columns nearest_layer (or its own) and nearest_head."""
     return [str(name).removesuffix("_head") for name in frame.columns if str(name).endswith("_head")]
 
 

@@ -18,8 +18,7 @@ from .codec import packed, unpacked
 
 _PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
 
-_OF_CORPUS = ("corpus", "shard")
-"""The options that say which documents a result covers."""
+_OF_CORPUS = ("corpus", "shard")  # the options that say which documents a result covers
 
 _OF_SELECTION = ("heads", "layers", "reducers", "proof")
 """The options that say what was measured, which other statistics were measured with it, and how it was proved."""

@@ -207,17 +207,6 @@ class Result(SavesFigures, ABC):
         """Raises an exception of any kind if the values are not those that `save` wrote."""
         check_fields(self, self._axis_lengths)
 
-    @classmethod
-    def _from_file(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
-        """The result that `save` wrote; raises an exception of any kind if its numbers and labels do not fit
-        together.
-        """
-        repeats = {name: tensors[first] for name, first in header["same_as"].items()}
-        result = cls._read({**tensors, **repeats}, header)
-        for measured in result._measured():
-            measured._check()
-        return result
-
     def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The contents of the file: the tensors, and everything else as JSON values."""
         tensors, rest = packed(self)
@@ -385,7 +374,11 @@ def load_result(path: str | Path) -> Result:
             "the version of attnmech that saved it."
         )
     try:
-        return kind._from_file(tensors, header)
+        repeats = {name: tensors[first] for name, first in header["same_as"].items()}
+        result = kind._read({**tensors, **repeats}, header)
+        for measured in result._measured():
+            measured._check()
+        return result
     except Exception as error:  # the file may hold anything
         reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
         raise InputError(f"{source} does not hold a valid {name}: {reason}. Save the result again.") from error

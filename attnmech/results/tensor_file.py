@@ -22,11 +22,9 @@ from ..errors import InputError, OutputError
 
 _HEADER: Final = "attnmech"
 _DIGEST: Final = "xxh3_128"
-_NONE: Final = "0" * 32
-"""The digest while the file is hashed."""
+_NONE: Final = "0" * 32  # the digest while the file is hashed
 _PLACE: Final = re.compile(rf'"{_DIGEST}":"(.{{{len(_NONE)}}})"'.encode(), re.DOTALL)
-_AT_ONCE: Final = 2**20
-"""This many bytes of a file are hashed at a time."""
+_AT_ONCE: Final = 2**20  # this many bytes of a file are hashed at a time
 
 
 def write_tensors(
@@ -75,10 +73,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _digest_of(file: BinaryIO) -> tuple[str, int, str]:
-    """The digest of a file's content, and the place and the value of the digest in its header.
-
-    ("", 0, "") for a file without a digest.
-    """
+    """The digest of a file's content, and its place and value in the header; ("", 0, "") without one."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     start = file.read(8)

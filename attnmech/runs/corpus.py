@@ -263,7 +263,8 @@ class _Reading:
                 yield from self._packed(waiting, tokens_per_batch)
                 waiting = []
             if isinstance(item, _AsGiven):
-                yield self._as_given(item)
+                self._digest.update(batch_hash(item.batch).encode())
+                yield CorpusBatch(item.batch, torch.tensor(item.numbers), 0, self._digest.hexdigest())
         yield from self._packed(waiting, tokens_per_batch)
         if self._seen == 0:
             raise InputError("inputs have no documents; pass at least one.")
@@ -306,7 +307,11 @@ class _Reading:
         if isinstance(item, str):
             return self._encoder.tokenize([item[:MOST_CHARACTERS] if self._truncate else item], self._bos)
         batch = item if isinstance(item, Batch) else self._encoder.read(item, self._bos)
-        if _is_text_alone(batch, self._encoder.decoder_start):
+        padding_first = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
+        start, target = torch.full_like(batch.ids[:, :1], self._encoder.decoder_start or 0), batch.target
+        usual = target is None or torch.equal(target.ids, start)
+        if usual and not padding_first and not batch.extra and not batch.senses:
+            # Real tokens, padded on the right again, give the same results.
             return tokenized(self._encoder, batch)
         self._encoder.check_length(batch)
         if batch is not item:
@@ -337,15 +342,9 @@ class _Reading:
             numbers = torch.tensor([document.number for document in group])
             yield CorpusBatch(batch, numbers, sum(document.truncated for document in group), digest)
 
-    def _as_given(self, documents: _AsGiven) -> CorpusBatch:
-        self._digest.update(batch_hash(documents.batch).encode())
-        return CorpusBatch(documents.batch, torch.tensor(documents.numbers), 0, self._digest.hexdigest())
-
 
 def _texts_of_records(inputs: Iterable[Any], besides: Besides | None) -> Iterator[Any]:
-    """The items of a corpus, with records (`{"text": ...}`, as the library datasets yields them) replaced by their
-    texts, unless the model reads what they hold `besides`. As in files, blank texts of records are skipped.
-    """
+    """The items of a corpus; records become their texts, unless blank or the model reads what they hold `besides`."""
     for number, item in enumerate(inputs):
         is_record = isinstance(item, Mapping) and "text" in item and "input_ids" not in item
         if is_record and not (besides is not None and besides.reads(item)):
@@ -390,11 +389,3 @@ def _groups(window: Sequence[_Document], tokens_per_batch: int) -> list[list[_Do
         groups.append(documents[begins[end] : end])
         end = begins[end]
     return groups[::-1]
-
-
-def _is_text_alone(batch: Batch, decoder_start: int | None) -> bool:
-    """Whether a batch holds only texts: real tokens, padded on the right again, would give the same results."""
-    padding_first = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
-    target = batch.target
-    usual = target is None or torch.equal(target.ids, torch.full_like(batch.ids[:, :1], decoder_start or 0))
-    return usual and not padding_first and not batch.extra and not batch.senses

@@ -50,9 +50,7 @@ class EdgePasses:
         other: Mapping[str, Mapping[int, Values]],
         memory: float,
     ) -> None:
-        """`other` has the senders' values in the other run: by point ("z", "mlp_out", and "resid_pre" of the first
-        layer) and layer, text by text.
-        """
+        """`other`: the senders' values in the other run, by point ("z", "mlp_out", the first "resid_pre") and layer."""
         self._model, self._graph, self._part, self._other = model, graph, part, other
         require_one_sum(model, part.batch)
         self._blocks, self._steps = Blocks(model), Steps(model)

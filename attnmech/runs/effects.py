@@ -89,10 +89,7 @@ class Changes(TextResult):
     def _difference(
         self, other: Self, paired: bool, effects: Mapping[str, tuple[Tensor, Tensor]] | None = None, **fields: Any
     ) -> Self:
-        """The difference of two results: `before`, `tokens` and some fields.
-
-        `effects` are those of both results, by the name of the field that holds `before` plus an effect.
-        """
+        """The difference of two results; `effects` of both, by the field that holds `before` plus an effect."""
         before = subtracted(self.before, other.before, paired)
         fields |= {name: subtracted(*both, paired) + before for name, both in (effects or {}).items()}
         return replace(self, before=before, tokens=self.tokens if paired else (), **fields)
@@ -288,14 +285,9 @@ def head_fields(
     if swept.shift is not None:
         shift = swept.shift.reshape(len(heads), draws, *swept.shift.shape[1:]).mean(dim=1)
         fields["shift"] = by_layer(_at(heads, count, shift), stack.layers, n_layers, axis=2)
-    return fields | _of_all_layers(fields, n_layers)
-
-
-def _of_all_layers(fields: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
-    """Expands fields measured in some layers to a row for every layer of the model."""
     there = [name for name in ("after", "swept", "shift", "by_draw") if fields[name] is not None]
     known = {name: by_layer(fields[name], fields["layers"], n_layers) for name in there}
-    return known | {"swept": known["swept"].nan_to_num(0.0)}
+    return fields | known | {"swept": known["swept"].nan_to_num(0.0)}
 
 
 def effect_fields(places: Sequence[tuple[int, int]], count: int, swept: Swept, method: str) -> dict[str, Any]:

@@ -70,23 +70,17 @@ class Engine:
     ) -> None:
         self.model, self.memory, self.frozen, self.shifts, self.keyless = model, memory, frozen, shifts, keyless
         self.through = through
-        self._plain = not (frozen or shifts or keyless or through)
-        """Whether only the metric is measured, with all later layers recomputed."""
+        self._plain = not (frozen or shifts or keyless or through)  # only the metric is measured
         self.blocks = Blocks(model) if can_begin_in_the_middle(model) else None
         if through and self.blocks is None:
             raise InputError("paths to heads need a model with a single stack, whose passes can begin at any block.")
         if frozen and self.blocks is None:
             raise InputError('later="frozen" needs a model with a single stack, whose passes can begin at any block.')
-        self.text_of: Int[Tensor, " input"] | None = None
-        """For each input, the number of the text that it copies, if inputs are copies (`JudgedTexts`)."""
-        self.held: Change = ()
-        """The interventions with which all changes begin."""
-        self.kept_at: Sequence[int] = ()
-        """The blocks at which the stream under each change is kept."""
-        self._texts: dict[int, Texts] | None = None
-        """Texts whose streams are kept for the next sweep, by the number of the first text; None if nothing is kept."""
-        self._changes: Sequence[Change] = ()
-        """All changes of a sweep, if it keeps streams."""
+        self.text_of: Int[Tensor, " input"] | None = None  # for inputs that are copies of texts (`JudgedTexts`)
+        self.held: Change = ()  # the interventions with which all changes begin
+        self.kept_at: Sequence[int] = ()  # the blocks at which the stream under each change is kept
+        self._texts: dict[int, Texts] | None = None  # kept for the next sweep, by the number of the first
+        self._changes: Sequence[Change] = ()  # all changes of a sweep, if it keeps streams
         widest = 4 * model.d_model
         if self.blocks is not None:
             widest = max(max(parameter.shape) for parameter in self.blocks.first.parameters())
@@ -94,8 +88,7 @@ class Engine:
         # Stream, its norm, q k v z, the MLP's activations, and at least 32 rows of scores and pattern.
         self._per_token = size * (12 * model.d_model + 3 * widest) + 330 * model.n_heads
         self._per_stream = size * model.d_model
-        self._per_text = 2 * (model.n_layers + 2) * self._per_stream
-        """Bytes per token of the streams of all blocks, and as much again."""
+        self._per_text = 2 * (model.n_layers + 2) * self._per_stream  # bytes per token of all blocks, twice
         self._at_once = step_tokens(size * widest, model.device)
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
@@ -304,9 +297,7 @@ class Texts:
         return texts
 
     def _at_receivers(self, changes: Sequence[Change], receivers: Receivers) -> list[Change]:
-        """Replaces each change by interventions that put the q, k and v of the receivers under that change into a clean
-        run.
-        """
+        """Replaces each change by interventions that put the receivers' q, k and v under it into a clean run."""
         assert self.blocks is not None
         start, stack = self.engine.start_of(changes[0]), self.model.output_stack
         later = {key: heads for key, heads in receivers.items() if key[1] > start}
@@ -397,23 +388,19 @@ class Texts:
             tuple(intervention for intervention in change if layer in (intervention.touches or (layer,)))
             for change in changes
         ]
+        for intervention in (intervention for change in here for intervention in change):
+            if not intervention.by_head:
+                raise InputError(f'later="frozen" needs changes to heads; got {intervention}.')
         count = 1 + len(changes)
         stream = repeat(self.streams[layer], "text ... -> (copy text) ...", copy=count)
         point = self.model.output_stack.point("attn_out"), layer
-        with self.model.in_force.applying(self._applied_at(here, layer)):
+        with self.model.in_force.applying(self._applied_now(here, 1)):
             ran = self.blocks.run(
                 self._copies(count), start=layer, stream=stream, stop=layer + 1, captures=[point],
                 rows=[] if keyless is None else [keyless],
             )  # fmt: skip
         written = rearrange(ran.values[point], "(copy text) ... -> copy text ...", copy=count)
         return written[1:] - written[:1]
-
-    def _applied_at(self, changes: Sequence[Change], layer: int) -> list[Applied]:
-        for change in changes:
-            for intervention in change:
-                if not intervention.by_head:
-                    raise InputError(f'later="frozen" needs changes to heads; got {intervention}.')
-        return self._applied_now(changes, 1)
 
 
 def shared(changes: Sequence[Change]) -> int:

@@ -1,6 +1,5 @@
 """Sums statistics of attention rows by text, and the attention that each key and each distance receives."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,7 +76,10 @@ class FocusSums(Reducer):
         if block.rows.stop == block.mask.queries:
             del run.between[key]
             self._hold(state, block, run, *zip(*so_far, strict=True))
-            self._add_received(state, block, received)
+            state["received"][block.index][..., : received.by_key.shape[-1]].add_(received.by_key)
+            if block.stack != "cross":
+                far = received.by_distance.sum(dim=0)
+                state["distance"][:, block.index, :, : far.shape[-1]].add_(far.transpose(0, 1))
 
     def _of_mask(self, block: RowBlock, state: State) -> "_OfMask":
         """The tensors that follow from the mask of a block's rows."""
@@ -95,13 +97,6 @@ class FocusSums(Reducer):
 
         return block.mask.once(("focus", self.last, block.rows), make)
 
-    def _add_received(self, state: State, block: RowBlock, received: Received) -> None:
-        by_key = received.by_key
-        state["received"][block.index][..., : by_key.shape[-1]].add_(by_key)
-        if block.stack != "cross":
-            far = received.by_distance.sum(dim=0)
-            state["distance"][:, block.index, :, : far.shape[-1]].add_(far.transpose(0, 1))
-
     def _hold(
         self, state: State, block: RowBlock, run: Run, measures: tuple[RowMeasures, ...], masks: "tuple[_OfMask, ...]"
     ) -> None:
@@ -110,7 +105,10 @@ class FocusSums(Reducer):
 
         def of_masks() -> _OfRows:
             defined = DefinedRows.joined([mask.defined for mask in masks])
-            return _OfRows(defined, counts_by_text(defined.valid[:, None], classes), *_summed(masks, width))
+            sums = masks[0].uniform.new_zeros(2, *masks[0].uniform.shape[:2], width)
+            for mask in masks:
+                sums.index_add_(-1, mask.keys.to(sums.device), torch.stack([mask.uniform, mask.seen]))
+            return _OfRows(defined, counts_by_text(defined.valid[:, None], classes), *sums)
 
         of_rows, joined = block.mask.once(("focus", self.last), of_masks), RowMeasures.joined(measures)
         size, device = len(state["sums"]) * joined.entropy.nbytes, joined.entropy.device
@@ -194,12 +192,3 @@ class _OfRows:
     counts: Float[Tensor, "statistic class 1 batch"]
     uniform: Float[Tensor, "batch class key"]
     seen: Float[Tensor, "batch class key"]
-
-
-def _summed(masks: "Sequence[_OfMask]", width: int) -> tuple[Tensor, Tensor]:
-    """The uniform attention that each key would receive, and how many rows see it, over all blocks."""
-    sums = masks[0].uniform.new_zeros(2, *masks[0].uniform.shape[:2], width)
-    for mask in masks:
-        sums.index_add_(-1, mask.keys.to(sums.device), torch.stack([mask.uniform, mask.seen]))
-    uniform, seen = sums
-    return uniform, seen

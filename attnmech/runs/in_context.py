@@ -13,8 +13,7 @@ from ..model.inputs.encoders import text_encoder
 from ..model.parts.pieces import RARE, Tokenized
 from ..model.run.hooked import HookedModel
 
-_TAIL: Final = 8
-"""The number of tokens that stand for a text whose tokens do not spell it."""
+_TAIL: Final = 8  # the number of tokens that stand for a text whose tokens do not spell it
 
 
 def following(model: HookedModel, before: Tokenized | None, string: str) -> list[int] | None:
@@ -94,9 +93,7 @@ def _spelled(model: HookedModel, prompt: Tokenized | None) -> list[tuple[str, li
 
 
 def _texts(tokenizer: Any, prompt: Tokenized, unknown: int | None) -> list[str]:
-    """What tokens may spell: with the characters that the vocabulary lacks or, if they are not known, with others that
-    it lacks.
-    """
+    """What tokens may spell, with the characters that the vocabulary lacks or, if unknown, with some that it lacks."""
     ids = prompt.ids.tolist()
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     count = 0 if unknown is None else ids.count(unknown)

@@ -25,8 +25,7 @@ _ROUNDING: Final = 1000
 """Two runs of one measurement may differ by this many epsilons of the model's precision, absolute plus relative: in a
 deep model, different batch shapes change the numbers by this much."""
 
-_MOST_ROUNDING: Final = 0.1
-"""In any precision, two runs may differ by this much at most: half precision has few digits."""
+_MOST_ROUNDING: Final = 0.1  # in any precision, two runs may differ by this much at most: half precision has few digits
 
 
 P = ParamSpec("P")
@@ -39,8 +38,7 @@ R = TypeVar("R")
 class _Kept:
     """A journal that this run owns."""
 
-    stays: bool = False
-    """Whether the file is still needed after the run has ended."""
+    stays: bool = False  # whether the file is still needed after the run has ended
 
 
 _KEPT: ContextVar[Mapping[Path, _Kept]] = ContextVar("attnmech_journals", default={})  # noqa: B039 - never changed

@@ -228,9 +228,7 @@ class Metric:
         return batch.has_next
 
     def _before_endings(self, batch: Batch, endings: Int[Tensor, "batch longest"]) -> Bool[Tensor, "batch position"]:
-        """True at the tokens that precede the answer's tokens; raises `InputError` if a text does not end with its
-        answer.
-        """
+        """True at the tokens before the answer's; raises `InputError` if a text does not end with its answer."""
         before = torch.zeros_like(batch.mask)
         for row, (ending, real) in enumerate(zip(endings, batch.mask, strict=True)):
             answer, places = ending[ending >= 0], real.nonzero()[:, 0]
@@ -476,8 +474,7 @@ def _called(name: str) -> str:
     return "the metric" if name == _NAMELESS else f"the metric {name}"
 
 
-_NAMELESS: Final = "metric"
-"""The name of a lambda."""
+_NAMELESS: Final = "metric"  # the name of a lambda
 
 
 def _name_of(metric: Any) -> str:

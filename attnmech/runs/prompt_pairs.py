@@ -34,7 +34,12 @@ class PromptPairs:
         )
         prompts = _prompts(parts, label)
         _check_pairs(prompts, _prompts(others, label))
-        _require_differences(parts, others)
+        for number, (digest, other) in enumerate(zip(contents_of(parts), contents_of(others), strict=True)):
+            if digest == other:
+                raise InputError(
+                    f"the two prompts of a pair must differ; those of pair {number} are the same, so patching changes "
+                    "nothing. Leave the pair out."
+                )
         return cls(parts, others, (clean, corrupted), [len(prompt.queries) for prompt in prompts], label)
 
     @cached_property
@@ -95,8 +100,7 @@ class _Prompt:
     """The real tokens of one prompt, and the position at which they begin."""
 
     queries: tuple[str, ...]
-    keys: tuple[str, ...]
-    """The encoder's tokens in a model that has an encoder; else the same as `queries`."""
+    keys: tuple[str, ...]  # the encoder's tokens in a model that has an encoder; else the same as `queries`
     begins: tuple[int, int]
 
 
@@ -109,15 +113,6 @@ def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
             queries, keys = (tuple(side.tokens[row][i] for i in at) for side, at in zip(sides, real, strict=True))
             prompts[number] = _Prompt(queries, keys, (real[0][0], real[1][0]))
     return [prompts[number] for number in sorted(prompts)]
-
-
-def _require_differences(clean: Sequence[CorpusBatch], corrupted: Sequence[CorpusBatch]) -> None:
-    for number, (digest, other) in enumerate(zip(contents_of(clean), contents_of(corrupted), strict=True)):
-        if digest == other:
-            raise InputError(
-                f"the two prompts of a pair must differ; those of pair {number} are the same, so patching changes "
-                "nothing. Leave the pair out."
-            )
 
 
 def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None:

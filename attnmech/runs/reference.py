@@ -196,9 +196,7 @@ def _require_room(model: HookedModel, texts: int, longest: Mapping[str, int], ke
 def _drawn(
     lengths: Int[Tensor, " donor"], texts: int, longest: int, draws: int, seed: int, *, others: bool
 ) -> Iterator[tuple[Int[Tensor, " text"], Int[Tensor, "text position"]]]:
-    """For each draw, the donor of each text, and the place in the donor for each position; `others`: donors are the
-    texts.
-    """
+    """For each draw, each text's donor, and for each position the place in it; `others`: donors are the texts."""
     generator = torch.Generator().manual_seed(seed)
     # Skips the text itself, which is never its own donor.
     choices = len(lengths) - 1 if others else len(lengths)

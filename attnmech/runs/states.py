@@ -10,8 +10,7 @@ from ..errors import ExactnessError, ReducerError
 from ..results.mean_qk import padded
 from .reducer import Reducer, State
 
-_TOGETHER_BYTES: Final = 2**22
-"""Tensors up to this size are copied together."""
+_TOGETHER_BYTES: Final = 2**22  # tensors up to this size are copied together
 
 
 def on_cpu(state: State) -> State:

@@ -251,8 +251,7 @@ class Record:
         self.values = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
         """The numbers that `Swept` has, by text; NaN where they are not measured yet."""
         self.written = 0
-        self.left_out: set[int] = set()
-        """The numbers of the texts on which workers ended."""
+        self.left_out: set[int] = set()  # the numbers of the texts on which workers ended
 
     def entry(self) -> Entry:
         self.written += 1

@@ -27,8 +27,7 @@ READ_AT_ONCE: Final = 2**16
 
 _COLUMN: Final = "text"
 _LONGEST_CELL: Final = 2**31 - 1
-_BOM: Final = codecs.BOM_UTF8.decode()
-"""A character that some editors put at the start of UTF-8 files; it is not part of the text."""
+_BOM: Final = codecs.BOM_UTF8.decode()  # some editors put it at the start of UTF-8 files; it is not part of the text
 
 
 @runtime_checkable

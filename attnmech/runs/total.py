@@ -13,11 +13,8 @@ from .journal import Entry, Journal
 from .reducer import Reducer, State
 from .states import merged
 
-_JOURNAL_SHARE: Final = 0.05
-"""Writing the journal takes roughly this share of the time at most."""
-
-_LEFT_OUT: Final = "left out"
-"""The name under which a journal stores the numbers of the documents that were left out."""
+_JOURNAL_SHARE: Final = 0.05  # writing the journal takes roughly this share of the time at most
+_LEFT_OUT: Final = "left out"  # the name under which a journal stores the numbers of the documents that were left out
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,8 @@ class Total:
         self.states: list[State] | None = None
         self.batches = self.documents = self.truncated = 0
         self.digest = ""
-        self.left_out: list[int] = []
-        """The numbers of the documents on which workers ended."""
-        self.fresh = False
-        """Whether it holds anything that the journal does not."""
+        self.left_out: list[int] = []  # the numbers of the documents on which workers ended
+        self.fresh = False  # whether it holds anything that the journal does not
         if done is not None:
             self.batches, self.digest = done.batches, done.digest
             self.documents, self.truncated = done.counters["documents"], done.counters["truncated"]

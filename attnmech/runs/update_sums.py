@@ -180,13 +180,11 @@ class _OfLayer:
 
     written: AgainstStream
     read: tuple[AgainstStream, ...]
-    key: Int[Tensor, "batch head row"]
-    """The key that each row attends to most; −1 where it has no choice."""
+    key: Int[Tensor, "batch head row"]  # the key that each row attends to most; −1 where it has no choice
     by_token: Float[Tensor, "batch position"]
     attention: StreamPair
     mlp: StreamPair | None
-    parts: Float[Tensor, "batch position"]
-    """The sums of the heads' norms."""
+    parts: Float[Tensor, "batch position"]  # the sums of the heads' norms
 
     @property
     def kind(self) -> tuple[int, bool]:

@@ -266,9 +266,7 @@ def _scores(
     means: Mapping[int, Tensor],
     texts: Int[Tensor, " text"],
 ) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
-    """Returns the metric of each text of a batch, and the scores of all heads (`HeadImportance`); `texts` numbers the
-    batch's texts.
-    """
+    """The metric of each text of a batch, and the scores of all heads; `texts` numbers the texts."""
     stack = model.output_stack
     measured, ran, gradients = differentiated(model, part.batch, judge, [stack.point("z")], layers, texts)
     batch = part.batch.queries(stack.label)

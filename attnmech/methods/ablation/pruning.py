@@ -296,9 +296,7 @@ def _next_step(
 
 
 def _resumed(file: Journal, measure: Callable[..., Swept], precision: torch.dtype) -> tuple[list[Head], list[Tensor]]:
-    """The heads ablated so far, and the metric after each; measures the last step again, and raises `JournalError` if
-    the numbers differ.
-    """
+    """The heads ablated so far, and the metric after each; the last step is measured again, and must be the same."""
     entry = file.resume()
     if entry is None:
         return [], []

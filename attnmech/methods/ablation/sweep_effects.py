@@ -19,8 +19,7 @@ from ...results.table import require_no_head
 from ...runs.effects import OneEffect
 from ...runs.sweep import Swept
 
-_LONGEST_NAME: Final = 44
-"""The largest number of characters of a name that a figure shows."""
+_LONGEST_NAME: Final = 44  # the largest number of characters of a name that a figure shows
 
 
 @dataclass(frozen=True, repr=False)

@@ -285,9 +285,7 @@ class FlowReducer(Reducer):
 
 
 def _through_norm(run: Run, end: LayerEnd, written: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Passes the parts of the stream through the norm that follows attention; also returns the norm's factor for each
-    row.
-    """
+    """The parts of the stream after the norm that follows attention, and the norm's factor for each row."""
     path = run.stack.architecture.mid_norm
     assert path is not None
     norm, stream = run.stack.module(end.layer, path), end["resid_mid"]
@@ -404,23 +402,19 @@ class AttentionFlow(PagedResult):
     @property
     def lead(self) -> str:
         if self.method == "gradient":
-            return self._lead_of_gradients
+            assert self.head_maps is not None and self.metric is not None
+            largest = int(self.head_maps.abs().argmax())
+            layer, head, query, key = (int(index) for index in np.unravel_index(largest, tuple(self.head_maps.shape)))
+            value = signed(float(self.head_maps[layer, head, query, key]), ".3g")
+            return (
+                f"{_TITLES[self.method]} for {in_words(self.metric)}: largest in L{self.layers[layer]}H{head}, from "
+                f"query {query} {quoted(self.tokens[query])} to key {key} {quoted(self.tokens[key])} ({value})."
+            )
         last = self.to_frame().iloc[-1]
         return (
             f"{_TITLES[self.method]}: after layer {self.layers[-1]}, the last token gets most from token "
             f"{int(last['top'])}, {quoted(self.tokens[int(last['top'])])} ({percent(last['top_share'], 0)} of its "
             f"row), and {percent(last['itself'], 0)} from itself."
-        )
-
-    @property
-    def _lead_of_gradients(self) -> str:
-        assert self.head_maps is not None and self.metric is not None
-        largest = int(self.head_maps.abs().argmax())
-        layer, head, query, key = (int(index) for index in np.unravel_index(largest, tuple(self.head_maps.shape)))
-        value = float(self.head_maps[layer, head, query, key])
-        return (
-            f"{_TITLES[self.method]} for {in_words(self.metric)}: largest in L{self.layers[layer]}H{head}, from query "
-            f"{query} {quoted(self.tokens[query])} to key {key} {quoted(self.tokens[key])} ({signed(value, '.3g')})."
         )
 
     @property

@@ -15,8 +15,7 @@ from ...draw.section import Section
 from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
 from ...draw.text import bound, percent, quoted, token_labels
 
-_INFLOWS: Final = 4
-"""The number of inflows that a sentence names, from the largest on."""
+_INFLOWS: Final = 4  # the number of inflows that a sentence names, from the largest on
 
 _STEPS: Final = np.linspace(0, 1, 11)
 _ROOT_COLOURS: Final = [

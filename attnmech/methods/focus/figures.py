@@ -77,7 +77,20 @@ def rank_lines(view: FocusNumbers, number: str, chosen: tuple[int, int] | None =
             meta=rank,
         )
     if chosen is not None:
-        figure.add_scatter(**_ring(values, layers, chosen))
+        layer, head = chosen
+        if layer not in layers:
+            raise InputError(f"`chosen` must name one of the layers {list(layers)}; got {layer}.")
+        head = index_of("head", head, values.shape[1], "in each layer")
+        figure.add_scatter(
+            x=[layer],
+            y=[values[list(layers).index(layer), head]],
+            mode="markers",
+            marker={"symbol": "circle-open", "size": 14, "color": NEUTRAL, "line": {"width": 2.5}},
+            name="selected head",
+            hoverinfo="skip",
+            showlegend=True,
+            meta="chosen",
+        )
     figure.update_layout(
         template=FIGURE_STYLE,
         height=400,
@@ -126,20 +139,3 @@ def _head_words(layer: int, values: Float[np.ndarray, " head"], head: int) -> st
         return f"L{layer}H{head}"
     more = f" and {len(equal) - MOST_TIED_HEADS} more" if len(equal) > MOST_TIED_HEADS else ""
     return f"L{layer}H{head} (tied with {', '.join(equal[:MOST_TIED_HEADS])}{more})"
-
-
-def _ring(values: Float[np.ndarray, "layer head"], layers: Sequence[int], chosen: tuple[int, int]) -> dict[str, object]:
-    layer, head = chosen
-    if layer not in layers:
-        raise InputError(f"`chosen` must name one of the layers {list(layers)}; got {layer}.")
-    head = index_of("head", head, values.shape[1], "in each layer")
-    return {
-        "x": [layer],
-        "y": [values[list(layers).index(layer), head]],
-        "mode": "markers",
-        "marker": {"symbol": "circle-open", "size": 14, "color": NEUTRAL, "line": {"width": 2.5}},
-        "name": "selected head",
-        "hoverinfo": "skip",
-        "showlegend": True,
-        "meta": "chosen",
-    }

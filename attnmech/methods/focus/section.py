@@ -24,15 +24,13 @@ _RANKS_JOINED: Final = (
 
 @dataclass(frozen=True)
 class _Figure:
-    number: str
-    """The name of the statistic that the figure shows, in a `FocusNumbers`."""
+    number: str  # the name of the statistic that the figure shows, in a `FocusNumbers`
     name: str
     contents: str
     heading: str
     reading: str
     caveat: str
-    many: str
-    """Describes a head whose value is at least one half."""
+    many: str  # describes a head whose value is at least one half
     written: Callable[[float], str] = percent
 
 

@@ -4,7 +4,7 @@ A head's accuracy is compared with the best fixed offset on the same pairs (docs
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -116,7 +116,12 @@ def relations(
             mass[place, :, :, number] += as_float64(read.pattern[:, :, query, key])
             pairs[place, number] += 1
             offsets[place].append((number, query - key))
-    _require_pairs(dict(zip(names, offsets, strict=True)))
+    for name, own in zip(names, offsets, strict=True):
+        if not own:
+            raise InputError(
+                f"before=True leaves no pair of the relation {shown(name)}: in each, the key is the word right before "
+                "the query. Leave its labels out, or give before=False."
+            )
     best, by_offset = _best_offsets(offsets, len(distinct))
     options = {
         "layers": list(chosen), "bos": every_bos(begin), "before": before, "relations": list(names),
@@ -160,8 +165,7 @@ class _Read:
 
     batch: Batch
     pattern: Float[Tensor, "layer head query key"]
-    counted: Bool[Tensor, " key"]
-    """True at the keys that count: all except special tokens and words that consist of special tokens."""
+    counted: Bool[Tensor, " key"]  # all keys except special tokens and words of special tokens
     causal: bool
 
     @classmethod
@@ -191,15 +195,6 @@ class _Read:
             )
         if not self.counted[key]:
             raise InputError(f"key {key} of {quoted} is a special token, which is left out.")
-
-
-def _require_pairs(offsets: Mapping[str, Sequence[object]]) -> None:
-    for name, pairs in offsets.items():
-        if not pairs:
-            raise InputError(
-                f"before=True leaves no pair of the relation {shown(name)}: in each, the key is the word right before "
-                "the query. Leave its labels out, or give before=False."
-            )
 
 
 def _best_offsets(

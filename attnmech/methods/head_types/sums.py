@@ -27,8 +27,7 @@ from ...runs.reducer import Reducer, Run, State
 from ...runs.token_types import ROW_CLASSES, TOKEN_TYPES, row_classes, token_types
 from .formulas import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets
 
-_CHUNK = 64
-"""The number of keys that are compared with all tokens at a time."""
+_CHUNK = 64  # the number of keys that are compared with all tokens at a time
 
 
 def rank_above(
@@ -162,7 +161,13 @@ class HeadTypeSums(Reducer):
         )
         state["mass"][:, layer] += _over_rows(mass)
         state["top"][:, layer] += _top_on_target(block.top, block_targets.by_kind)
-        self._add_resting(state, block, rows, block_targets)
+        at_first = as_float64(_at_first(block.pattern, batch))
+        # Rows beyond a sliding window do not see the first token.
+        reach, there = rows & _at_first(block.visible, batch)[:, 0], block_targets.there[len(POSITIONAL) :]
+        for name, counted in (("with", reach & there), ("without", reach & ~there)):
+            by_text = "text head row, kind text row -> kind head text"
+            state[f"rest_{name}"][:, layer] += einsum(at_first, as_float64(counted), by_text)
+            state[f"count_{name}"][:, layer] += as_float64(counted.sum(dim=-1))
         state["count"][:, layer] += block_targets.count
         state["uniform"][:, layer] += block_targets.uniform[: len(POSITIONAL)].sum(dim=-1)
         state["at_distance"][:, layer] += block_targets.at_distance
@@ -176,19 +181,6 @@ class HeadTypeSums(Reducer):
         _keep_clearest(state, block, run, block_targets, mass)
         if len(state["there_by_row"]):
             _Layer.of(run, block).add(block, block_targets)
-
-    def _add_resting(
-        self, state: State, block: RowBlock, rows: Bool[Tensor, "batch row"], block_targets: "_Targets"
-    ) -> None:
-        batch, layer = block.batch.queries(block.stack), block.index
-        at_first = as_float64(_at_first(block.pattern, batch))
-        # Rows beyond a sliding window do not see the first token.
-        reach, there = rows & _at_first(block.visible, batch)[:, 0], block_targets.there[len(POSITIONAL) :]
-        for name, counted in (("with", reach & there), ("without", reach & ~there)):
-            state[f"rest_{name}"][:, layer] += einsum(
-                at_first, as_float64(counted), "text head row, kind text row -> kind head text"
-            )
-            state[f"count_{name}"][:, layer] += as_float64(counted.sum(dim=-1))
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Adds what the layer's heads write from their targets, in logits before the final norm's scale."""
@@ -230,7 +222,14 @@ class HeadTypeSums(Reducer):
         longest = max(state["pairs"].shape[-1] for state in (one, other))
         one, other = (_widened(state, longest) for state in (one, other))
         whole = {name: one[name] + other[name] for name in ("attended", "pairs")}
-        return {**whole, **_clearer(one, other), **joined(one, other, BY_TEXT)}
+        # The clearer example of each type and head; of equal examples, that of the earlier document.
+        earlier = other["example_at"][..., 0] < one["example_at"][..., 0]
+        wins = (other["example"] > one["example"]) | ((other["example"] == one["example"]) & earlier)
+        examples = {
+            name: torch.where(wins if one[name].ndim == wins.ndim else wins[..., None], other[name], one[name])
+            for name in _EXAMPLE
+        }
+        return {**whole, **examples, **joined(one, other, BY_TEXT)}
 
 
 @dataclass(frozen=True)
@@ -238,20 +237,14 @@ class _Targets:
     """The targets of a block's rows. They depend only on tokens and mask, so all heads and layers share them."""
 
     by_kind: Bool[Tensor, "kind batch row key"]
-    there: Bool[Tensor, "kind batch row"]
-    """Whether a row has a target of each type."""
-    last: Int[Tensor, "answered batch row"]
-    """The last target of types with an answer; −1 for rows without a target."""
+    there: Bool[Tensor, "kind batch row"]  # whether a row has a target of each type
+    last: Int[Tensor, "answered batch row"]  # the last target of types with an answer; −1 for rows without a target
     apart: Bool[Tensor, "kind batch row"]
     """Whether a row has a target; except for the type "first", also whether the text's first token is not a target."""
-    count: Float[Tensor, "kind batch"]
-    """The number of rows with a target."""
-    uniform: Float[Tensor, "kind batch row"]
-    """The mass that uniform attention puts on targets."""
-    at_distance: Float[Tensor, "content distance batch"]
-    """The number of targets at each distance."""
-    pairs: Float[Tensor, " distance"]
-    """The number of visible keys at each distance."""
+    count: Float[Tensor, "kind batch"]  # the number of rows with a target
+    uniform: Float[Tensor, "kind batch row"]  # the mass that uniform attention puts on targets
+    at_distance: Float[Tensor, "content distance batch"]  # the number of targets at each distance
+    pairs: Float[Tensor, " distance"]  # the number of visible keys at each distance
 
     @classmethod
     def of(
@@ -305,13 +298,10 @@ def targets_of(
 class _Layer:
     """What a layer's rows read from their targets, stored until the layer ends and its norms are known."""
 
-    there: Float[Tensor, "answered batch head row d_value"]
-    """Σ_j∈targets p_ij v_j."""
-    whole: Float[Tensor, "batch head row d_value"]
-    """Σ_j p_ij v_j."""
+    there: Float[Tensor, "answered batch head row d_value"]  # Σ_j∈targets p_ij v_j
+    whole: Float[Tensor, "batch head row d_value"]  # Σ_j p_ij v_j
     values: Float[Tensor, "batch head key d_value"]
-    answers: Int[Tensor, "answered batch row"]
-    """The position of the token that a row's targets predict; −1 without a target."""
+    answers: Int[Tensor, "answered batch row"]  # the position of the token that a row's targets predict; −1 without any
 
     @classmethod
     def of(cls, run: Run, block: RowBlock) -> "_Layer":
@@ -398,9 +388,7 @@ def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Sh
 
 
 def _top_on_target(top: Top, on_target: Bool[Tensor, "kind batch row key"]) -> Float[Tensor, "kind head batch"]:
-    """The number of rows whose highest-scoring key is a target, by type; rows with a tie for the highest key do not
-    count.
-    """
+    """The number of rows whose highest-scoring key is a target, by type; rows with a tie do not count."""
     key, clear = (rearrange(value, "batch head row -> batch row head") for value in (top.key, top.first > top.second))
     hit = on_target.gather(-1, key.expand(len(on_target), -1, -1, -1)) & clear
     return rearrange(as_float64(hit.sum(dim=2)), "kind batch head -> kind head batch")
@@ -462,19 +450,6 @@ def _keep_clearest(
     documents = run.documents.to(text)[text]
     state["example_at"][kind, layer, head] = torch.stack((documents, query, highest.indices), dim=-1)
     state["example_ids"][kind, layer, head] = torch.where(inside, batch.ids[text[:, None], places], -1)
-
-
-def _clearer(one: State, other: State) -> State:
-    """Chooses the clearer example of each type and head; of equal examples, that of the earlier document."""
-    earlier = other["example_at"][..., 0] < one["example_at"][..., 0]
-    clearer = other["example"] > one["example"]
-    other_wins = clearer | ((other["example"] == one["example"]) & earlier)
-    return {
-        name: torch.where(
-            other_wins if one[name].ndim == other_wins.ndim else other_wins[..., None], other[name], one[name]
-        )
-        for name in _EXAMPLE
-    }
 
 
 def _by_position_alone(block: RowBlock, run: Run) -> Float[Tensor, "batch head row key"]:

@@ -457,8 +457,7 @@ class NullAttention(NullStatistics, TextResult):
         )
 
 
-_NAMED: Final = 5
-"""The largest number of heads that a sentence names."""
+_NAMED: Final = 5  # the largest number of heads that a sentence names
 
 
 def _changed(before: str, now: str) -> str:

@@ -18,8 +18,7 @@ from ...maths.statistic import Statistic, Statistics
 TOP: Final = 10
 """A token is copied if its own logit is among this many highest, suppressed if it is among this many lowest."""
 
-_TOKENS: Final = 1024
-"""The largest number of tokens read whose logits are computed at a time."""
+_TOKENS: Final = 1024  # the largest number of tokens read whose logits are computed at a time
 
 
 @dataclass(frozen=True)

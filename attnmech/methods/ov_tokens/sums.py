@@ -25,8 +25,7 @@ from ...model.stack.stack import Stack
 from ...runs.reducer import Reducer, Run, State
 from ...runs.token_types import ROW_CLASSES, row_classes
 
-_PROBE: Final = 5
-"""The number of tokens on which the formula of a layer's norm is compared with the norm."""
+_PROBE: Final = 5  # the number of tokens on which the formula of a layer's norm is compared with the norm
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,8 @@ from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .sums import CovarianceSums, Directions, Reader
 
-_READ: Final = 1000
-"""The number of the texts' most frequent tokens among which the tokens of a direction are chosen."""
-_TOKENS: Final = 5
-"""The number of tokens listed at each end of a direction."""
+_READ: Final = 1000  # the number of the texts' most frequent tokens among which the tokens of a direction are chosen
+_TOKENS: Final = 5  # the number of tokens listed at each end of a direction
 SIDES: Final = ("query", "key")
 ENDS: Final = ("highest", "lowest")
 
@@ -335,8 +333,7 @@ class QKDirections(OfLayers):
         ]
 
 
-_SHOWN: Final = 3
-"""The number of tokens shown at each end."""
+_SHOWN: Final = 3  # the number of tokens shown at each end
 _ENDS: Final = {"highest": "+", "lowest": "−"}
 
 

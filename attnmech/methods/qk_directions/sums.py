@@ -32,8 +32,7 @@ from ...runs.row_means import closed, sum_of_states
 from ...runs.score_audits import ScoreAudits, require_whole
 from ...runs.token_types import ROW_CLASSES, row_classes
 
-_RANK: Final = 1e-6
-"""Singular values below this share of the largest are rounding."""
+_RANK: Final = 1e-6  # singular values below this share of the largest are rounding
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,8 @@ def directions_of(
     )
 
 
-_PROBE: Final = 5
-"""The number of tokens on which the formula of a layer's norm is compared with the norm."""
-_BASIS: Final = 64
-"""The number of basis vectors of the stream that are mapped at a time."""
+_PROBE: Final = 5  # the number of tokens on which the formula of a layer's norm is compared with the norm
+_BASIS: Final = 64  # the number of basis vectors of the stream that are mapped at a time
 
 
 @dataclass(frozen=True, eq=False)

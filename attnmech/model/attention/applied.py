@@ -83,9 +83,7 @@ class Applied:
 def _by_token(
     edit: Edit, batch: Batch, part: BatchPart, value: Tensor, change: Callable[[Tensor], Tensor], past: int = 0
 ) -> Float[Tensor, "batch position ..."]:
-    """The changed value; where the edit's values are those of tokens, `change` gets each text's tokens before its
-    padding.
-    """
+    """The changed value; for an edit with values of tokens, `change` gets tokens before their padding."""
     values = getattr(edit, "values", None)
     if past and values is not None and values.by_position:
         whole = pad(value, (*[0, 0] * (value.ndim - 2), past, 0))

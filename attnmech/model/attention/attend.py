@@ -99,10 +99,7 @@ def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head 
 
 
 class _Layer:
-    """One layer's attention in one pass: queries, keys and values, the changes to its rows, and their observers.
-
-    All are in float32 at least, after hooks on queries and keys.
-    """
+    """One layer's attention in one pass; queries, keys and values are in float32 at least, after their hooks."""
 
     def __init__(
         self,
@@ -122,8 +119,7 @@ class _Layer:
         self.changes = site.in_force.applied_in(site.stack, site.layer)
         self.added = None if terms.relative is None else terms.relative.added_to(self.k)
         """Computes what tables of relative positions add to q·k, for some rows and keys."""
-        self.precision = v.dtype
-        """The precision of z in the model."""
+        self.precision = v.dtype  # the precision of z in the model
 
     def blocks(self) -> Iterable[range]:
         """The rows in blocks; all rows in one block if whole rows are requested."""
@@ -224,7 +220,12 @@ class _Layer:
 
     def weighted_values(self, pattern: Tensor, keys: slice | Tensor) -> Float[Tensor, "batch row head d_value"]:
         """Σ_j pattern_ij v_j, in the model's precision."""
-        z, change = _weighted_values(pattern, self.v[:, :, keys]), self.change_of_values
+        batch, heads, rows, _ = pattern.shape
+        v, change = self.v[:, :, keys], self.change_of_values
+        # The heads that share keys and values are in one matrix product.
+        shared = heads // v.shape[1]
+        grouped = rearrange(pattern, "batch (kv shared) row key -> (batch kv) (shared row) key", shared=shared)
+        z = torch.bmm(grouped, v.flatten(0, 1)).view(batch, heads, rows, -1)
         z = z if change is None else z + pattern @ change[:, :, keys]
         return z.to(self.precision).transpose(1, 2)
 
@@ -262,16 +263,6 @@ def _scaled_products(
         scores = torch.baddbmm(q.new_zeros(1, 1, 1), products, keys, beta=0, alpha=scale)
     scores = scores.view(batch, heads, rows, -1)
     return scores if position is None else scores + position
-
-
-def _weighted_values(
-    pattern: Float[Tensor, "batch head row key"], v: Float[Tensor, "batch kv_head key d_value"]
-) -> Float[Tensor, "batch head row d_value"]:
-    """Σ_j pattern_ij v_j, with the heads that share keys and values in one matrix product."""
-    batch, heads, rows, _ = pattern.shape
-    shared = heads // v.shape[1]
-    grouped = rearrange(pattern, "batch (kv shared) row key -> (batch kv) (shared row) key", shared=shared)
-    return torch.bmm(grouped, v.flatten(0, 1)).view(batch, heads, rows, -1)
 
 
 def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:

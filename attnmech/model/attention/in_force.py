@@ -167,8 +167,7 @@ class _Block:
     edits: Sequence[tuple[PointKey, Hook]] = ()
     changes: Sequence[Applied] = ()
     unchecked: bool = False
-    open: bool = True
-    """False once the `with` block has ended, in any context."""
+    open: bool = True  # False once the `with` block has ended, in any context
 
 
 _in_force: ContextVar[Mapping["InForce", tuple[_Block, ...]]] = ContextVar("in force", default=MappingProxyType({}))

@@ -239,10 +239,7 @@ def with_halves_in_encoder(base: Any) -> None:
 
 
 def _halve(attention: Any, out: nn.Module) -> None:
-    """Gives one attention the projections of both halves, and has its W_O read the sum of the halves, one of them 0.
-
-    As a matrix, W_O repeats its weight for each half.
-    """
+    """Gives one attention the projections of both halves; W_O, with its weight twice, reads their sum (one is 0)."""
     heads, of_sum = attention.num_heads, out.forward
     for name in ("query", "key", "value"):
         pair = attention.get_submodule(name), attention.get_submodule(f"{name}_global")

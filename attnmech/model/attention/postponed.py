@@ -131,10 +131,13 @@ class Postponed(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if (made := _step(func, args, kwargs)) is not None:
                 return made
-            if _is_of_the_shape(func):
-                return func(*args, **kwargs)
-            _require_that_it_makes_anew(func, kwargs)
             name = getattr(func, "__name__", "")
+            if name in _OF_THE_SHAPE or (name == "__get__" and getattr(func.__self__, "__name__", "") in _ATTRIBUTES):
+                return func(*args, **kwargs)
+            if _in_place(name) or kwargs.get("inplace") or kwargs.get("out") is not None:
+                # It would change only a computed copy of the product.
+                what = f"its attention changes scores in place by {name!r}"
+                raise UnsupportedModelError(f"{what}, which attnmech cannot split.")
             args, kwargs = pytree.tree_map_only(Postponed, partial(computed, step=name), (args, kwargs))
             return func(*args, **kwargs)
 
@@ -159,20 +162,6 @@ def computed(postponed: Postponed, step: str) -> Tensor:
         postponed._made.taker.give_up(step)
         made, shape, dtype = postponed._made, postponed.shape, postponed.dtype
         return made.value().reshape(shape).to(dtype)
-
-
-def _is_of_the_shape(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    if name == "__get__":
-        return getattr(func.__self__, "__name__", "") in _ATTRIBUTES
-    return name in _OF_THE_SHAPE
-
-
-def _require_that_it_makes_anew(func: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raises `UnsupportedModelError` for a step in place, which would change only a computed copy of the product."""
-    name = getattr(func, "__name__", "")
-    if _in_place(name) or kwargs.get("inplace") or kwargs.get("out") is not None:
-        raise UnsupportedModelError(f"its attention changes scores in place by {name!r}, which attnmech cannot split.")
 
 
 def _in_place(name: str) -> bool:
@@ -482,8 +471,7 @@ class Watching(Taker):
     """Records what a pass does with products."""
 
     def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
-        """The innermost modules with parameters that multiply a softmax of a product by values."""
+        self.modules: list[nn.Module] = []  # the innermost ones, with parameters, that multiply a softmax by values
         self._under_way: list[nn.Module] = []
 
     def entering(self, module: nn.Module, args: Any) -> None:

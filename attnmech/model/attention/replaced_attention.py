@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
@@ -115,7 +115,14 @@ class GPTNeoAttention(StandIn):
     def __init__(self, original: nn.Module) -> None:
         super().__init__(original)
         assert isinstance(original.bias, torch.Tensor)
-        self.window = _window_of(original.bias[0, 0])
+        seen = original.bias[0, 0]
+        window = int(seen[-1].sum())  # the number of keys, up to and including its own, that each query sees
+        if not torch.equal(seen, torch.ones_like(seen).tril().triu(1 - window)):
+            raise UnsupportedModelError(
+                f"expected an attention mask of the last {window} tokens of each query, as GPT-Neo builds it; this "
+                "model keeps another one in `attention.bias`, which attnmech cannot read."
+            )
+        self.window = window if window < len(seen) else None
 
     def forward(
         self, hidden_states: Tensor, attention_mask: MaskRule, layer_past: Any = None, **_: Any
@@ -126,14 +133,3 @@ class GPTNeoAttention(StandIn):
         mask = attention_mask if self.window is None else attention_mask.within(self.window)
         z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
         return self.merge(z), None
-
-
-def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
-    """The number of keys, up to and including its own, that each query sees by the module's mask; None for all."""
-    window = int(seen[-1].sum())
-    if not torch.equal(seen, torch.ones_like(seen).tril().triu(1 - window)):
-        raise UnsupportedModelError(
-            f"expected an attention mask of the last {window} tokens of each query, as GPT-Neo builds it; this model "
-            "keeps another one in `attention.bias`, which attnmech cannot read."
-        )
-    return window if window < len(seen) else None

@@ -41,15 +41,13 @@ class Directions:
 
     def __init__(self, d_model: int, device: torch.device, *, packed: bool = False) -> None:
         self.d_model = d_model
-        self.packed = packed
-        """Whether the model's projections have packed weights."""
+        self.packed = packed  # whether the model's projections have packed weights
         generator = torch.Generator().manual_seed(_SEED)
         self._vectors = torch.randn(_DIRECTIONS, d_model, generator=generator, dtype=torch.float64)
         self._device = device
         self._by_dtype: dict[torch.dtype, Tensor] = {}
         self._written: dict[tuple[str, int], Written] = {}
-        self.changing: set[str] = set()
-        """The kinds of tensors that this model changes in place; these are multiplied as soon as they are observed."""
+        self.changing: set[str] = set()  # kinds that this model changes in place; multiplied as soon as observed
 
     def of(self, dtype: torch.dtype) -> Float[Tensor, "direction d_model"]:
         """The random vectors, in a given precision."""
@@ -101,11 +99,8 @@ def version_of(value: Tensor) -> int:
 class _Holding:
     """The sizes up to which tensors are held, to be multiplied together."""
 
-    small: int
-    """A tensor is held if it has at most this many bytes: the overhead of multiplying it alone would exceed the
-    work."""
-    held: int
-    """All held tensors together have at most this many bytes."""
+    small: int  # a tensor is held up to this many bytes: multiplying it alone would be mostly overhead
+    held: int  # all held tensors together have at most this many bytes
 
     @classmethod
     def on(cls, device: torch.device) -> "_Holding":
@@ -113,27 +108,19 @@ class _Holding:
         return cls(2**16, 2**22) if device.type == "cpu" else cls(2**22, 2**26)
 
 
-_KEPT: Final = 64
-"""The number of quantities that one array holds."""
+_KEPT: Final = 64  # the number of quantities that one array holds
 
-_ROUNDINGS: Final = 8.0
-"""The tolerance, in roundings of every term; the product e·r of one rounding seldom exceeds three roundings."""
-_PRODUCT_ROUNDINGS: Final = 16.0
-"""The tolerance of the products z W_O, whose rounding errors add up along d_head."""
+_ROUNDINGS: Final = 8.0  # in roundings of every term; the product e·r of one rounding seldom exceeds three
+_PRODUCT_ROUNDINGS: Final = 16.0  # the tolerance of the products z W_O, whose rounding errors add up along d_head
 _ROW_TOLERANCE: Final = 1e-4
-_VALUES: Final = "values"
-"""The name for v in the set of kinds that a model changes in place."""
+_VALUES: Final = "values"  # the name for v in the set of kinds that a model changes in place
 
 Key: TypeAlias = tuple[Kind, str, int]
 """The kind, stack and layer of a quantity."""
 
 
 class _Kept:
-    """Stores the quantities of a pass in a few arrays.
-
-    One array per quantity would fragment the memory between the layers' large arrays, and a pass would take several
-    times as much memory.
-    """
+    """Stores the quantities of a pass in a few arrays; one for each would fragment the memory between layers."""
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
@@ -162,28 +149,22 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Check:
-    """A set of identities, tested on the device; the CPU waits once in a pass, when it reads the results of all
-    sets.
-    """
+    """Identities tested on the device; the CPU waits once in a pass, to read the results of all sets."""
 
     holds: Bool[Tensor, ""]
-    first_failure: Callable[[], Unbalanced | None]
-    """Returns the first identity that fails at a real token."""
+    first_failure: Callable[[], Unbalanced | None]  # returns the first identity that fails at a real token
 
 
 @dataclass
 class _Group:
     """Values with the same number of tokens: the quantities of the stream, then z of each layer."""
 
-    names: dict[Key, int] = field(default_factory=dict)
-    """The index of each quantity among the products of the stream."""
+    names: dict[Key, int] = field(default_factory=dict)  # the index of each quantity among the products of the stream
     count: int = 0
     held: list[tuple[Key, Tensor, int]] = field(default_factory=list)
     """Quantities not yet multiplied, in the order of their indices, each with its version."""
-    products: _Kept = field(default_factory=_Kept)
-    """Products with the quantities of the stream, `[direction quantity token]`."""
-    sizes: _Kept = field(default_factory=_Kept)
-    """`[quantity token]`."""
+    products: _Kept = field(default_factory=_Kept)  # `[direction quantity token]`, of the stream
+    sizes: _Kept = field(default_factory=_Kept)  # `[quantity token]`
     z_keys: list[tuple[str, int]] = field(default_factory=list)
     z_products: _Kept = field(default_factory=_Kept)
     z_sizes: _Kept = field(default_factory=_Kept)
@@ -203,8 +184,7 @@ class Balance:
         self._directions, self._columns, self._dtype, self._between = directions, tuple(columns), dtype, between
         self._wide = torch.promote_types(dtype, torch.float32)
         self._refused = frozenset(refused)
-        self._bytes = 0
-        """The number of bytes held so far."""
+        self._bytes = 0  # the number of bytes held so far
         self._last: tuple[Tensor, int, _Group, int] | None = None
         """The last quantity observed, with its version and its index; the next block's input may be the same tensor."""
         self._z: dict[tuple[str, int], Tensor] = {}
@@ -214,8 +194,7 @@ class Balance:
         self._rows: dict[tuple[int, ...], list[tuple[str, int, int, Tensor]]] = {}
         self._made: dict[tuple[str, int], tuple[Tensor, int]] = {}
         self._values: dict[tuple[int, ...], list[tuple[str, int, Tensor, Tensor]]] = {}
-        self.skipped: list[str] = []
-        """The checks that could not be made, and why."""
+        self.skipped: list[str] = []  # the checks that could not be made, and why
 
     def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
         """Records a quantity `[batch position d_model]`."""

@@ -34,11 +34,9 @@ _SCALARS: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8,
 """The bytes per value of each of GGUF's number types."""
 _STRING: Final = 8
 _ARRAY: Final = 9
-_LEAST_TENSOR: Final = 24
-"""The minimum number of bytes that describe a tensor: lengths of its name and shape, its type and its offset."""
+_LEAST_TENSOR: Final = 24  # the bytes that describe a tensor, at least: lengths of name and shape, type, offset
 
-_MOST_VALUES: Final = 2**24
-"""The arrays of a header may hold this many values; large vocabularies have some hundred thousand entries."""
+_MOST_VALUES: Final = 2**24  # in the arrays of a header; large vocabularies have some hundred thousand entries
 
 
 def check_header(path: Path) -> None:
@@ -105,14 +103,12 @@ class _Header:
             raise ValueError(f"its header has a value of type {kind}, which does not exist in GGUF")
 
 
-_FORMAT: Final = 1
-"""The version of the format of copies, increased whenever their files change."""
+_FORMAT: Final = 1  # the version of the format of copies, increased whenever their files change
 
 _CONTENTS: Final = "contents.json"
 """The file of a copy that holds the SHA-256 of its other files, and the types in which the GGUF file stores weights."""
 
-_FLOATS: Final = ("F64", "F32", "F16", "BF16")
-"""The tensor types of GGUF that are not quantised."""
+_FLOATS: Final = ("F64", "F32", "F16", "BF16")  # the tensor types of GGUF that are not quantised
 
 
 @dataclass(frozen=True)

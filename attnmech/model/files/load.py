@@ -48,8 +48,7 @@ from .stored import READING, SHARDED, WHOLE, check_complete, check_labels, check
 from .unbridged import Unbridged, unbridged
 
 _WEIGHTS: Final = (WHOLE, SHARDED)
-_ANSWER_WITHIN: Final = 5.0
-"""Seconds to wait for the hub to say whether it has a model."""
+_ANSWER_WITHIN: Final = 5.0  # seconds to wait for the hub to say whether it has a model
 
 
 class UnprovenWarning(UserWarning):

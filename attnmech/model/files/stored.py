@@ -30,23 +30,18 @@ weights; if two readings overlapped, the second would make this permanent.
 WHOLE: Final = "model.safetensors"
 SHARDED: Final = "model.safetensors.index.json"
 
-_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers")
-"""Common names in transformers' configs for the number of layers."""
+_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers")  # common names in configs
 
-_MOST_SHARED: Final = 100
-"""A stored layer may serve as up to this many layers of a config (ALBERT's layers share one)."""
+_MOST_SHARED: Final = 100  # a stored layer may serve as up to this many layers of a config (ALBERT's layers share one)
 
-_REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-"""The safetensors types that store weights as plain numbers."""
+_REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # stored as plain numbers
 
 _PRECISIONS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-_MOST: Final = 2
-"""A config may ask for this multiple of the stored numbers; up to there, missing weights are named one by one."""
+_MOST: Final = 2  # a config may ask for this multiple of the stored numbers; then missing weights are named one by one
 
 
-_TABLES: Final = 2**26
-"""A config may ask for this many numbers that are not stored, such as sinusoids and masks."""
+_TABLES: Final = 2**26  # a config may ask for this many numbers that are not stored, such as sinusoids and masks
 
 
 @dataclass(frozen=True)

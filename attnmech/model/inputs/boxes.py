@@ -19,13 +19,10 @@ from .processors import Pictures
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom, as fractions of a picture's width and height."""
 
-_MOST: Final = 100
-"""The largest number of pictures whose greys differ by enough."""
-_CONTRAST: Final = 0.1
-"""Between black and white, an entry of a picture differs by at least this share of the largest difference."""
+_MOST: Final = 100  # the largest number of pictures whose greys differ by enough
+_CONTRAST: Final = 0.1  # black and white change an entry by at least this share of the largest change
 
-_STEP: Final = 1 / 255
-"""The difference between neighbouring greys."""
+_STEP: Final = 1 / 255  # the difference between neighbouring greys
 
 
 def coordinates(pictures: Pictures, inputs: Mapping[str, Tensor]) -> dict[str, Float[Tensor, "coordinate ..."]]:

@@ -29,8 +29,7 @@ from .encoder import Encoder
 from .merged import Besides
 from .places import PlaceFinder, placed
 
-_TRIED: Final = 3
-"""The length of the text on which the numbering of positions is tested."""
+_TRIED: Final = 3  # the length of the text on which the numbering of positions is tested
 
 
 def token_embedding(model: PreTrainedModel) -> Tensor:

@@ -78,8 +78,7 @@ class Encoder:
     """Names the tokens of pictures and sounds by what they hold."""
 
     def __post_init__(self) -> None:
-        self.unknown = unknown_id(self.tokenizer)
-        """The id of all characters that the vocabulary lacks; None if it lacks none."""
+        self.unknown = unknown_id(self.tokenizer)  # the id of characters that the vocabulary lacks
         self.special = special_ids(self.tokenizer) | frozenset(self.placeholders)
         self._known_pieces: dict[int, tuple[str | bytes, str | bytes]] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding during a call.
@@ -223,11 +222,13 @@ class Encoder:
         for number, text in enumerate(texts):
             if not text.strip():
                 raise InputError(f"{_which(number, texts)} is empty; give at least one word.")
-            if not _is_unicode(text):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
                 raise InputError(
                     f"{_which(number, texts)} has a lone surrogate (U+D800 to U+DFFF), which is not a "
                     "character; replace it: text.encode('utf-8', 'replace').decode()."
-                )
+                ) from None
             if len(text) > MOST_CHARACTERS:
                 cut = "; in a corpus, truncate=True cuts it" if takes("truncate") else ""
                 raise InputError(
@@ -512,11 +513,3 @@ def _rows(number: int, ids: Ids) -> list[Tensor]:
 
 def _which(number: int, texts: Sequence[str]) -> str:
     return "the text" if len(texts) == 1 else f"text {number}"
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -28,11 +28,9 @@ from .merged import Merged
 LOCAL: Final = "attnmech_local"
 """The name under which transformers finds the attention in which every position sees only itself."""
 
-_APART: Final = 8
-"""Every eighth token of a sound shares a backward pass, since neighbours share frames."""
+_APART: Final = 8  # every eighth token of a sound shares a backward pass, since neighbours share frames
 
-_LARGE: Final = 2**20
-"""Backward passes on more numbers, a picture of about 600 x 600, keep the input of each layer alone."""
+_LARGE: Final = 2**20  # backward passes on more numbers (a picture of 600 x 600) keep only the input of each layer
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,11 @@ class _Merging:
         self._inputs = {name: value.to(device, copy=True) for name, value in inputs.items()}
         self._positions = positions.to(device, copy=True)
         if sum(value.numel() for value in self._inputs.values() if value.is_floating_point()) > _LARGE:
-            _keep_little(self._model.base_model, blocks)
+            # A backward pass computes each layer of the towers again, instead of keeping what it needs of the layer.
+            base = self._model.base_model
+            parts = [part for tower in towers_of(base, [blocks]) for part in base.get_submodule(tower).modules()]
+            for layer in {layer for part in parts if isinstance(part, nn.ModuleList) for layer in part}:
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def __call__(self, pixels: Mapping[str, Tensor]) -> Float[Tensor, "token d_model"]:
         try:
@@ -151,14 +153,6 @@ class _Merging:
 
 def _stop(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
     raise _Reached(kwargs["inputs_embeds"])
-
-
-def _keep_little(base: nn.Module, blocks: str) -> None:
-    """Lets a backward pass compute each layer of the towers again, instead of keeping what it needs of the layer."""
-    parts = [part for tower in towers_of(base, [blocks]) for part in base.get_submodule(tower).modules()]
-    layers = {layer for part in parts if isinstance(part, nn.ModuleList) for layer in part}
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _frozen(weight: nn.Parameter) -> nn.Parameter:
@@ -237,10 +231,7 @@ def _intervals(
     apart: Sequence[Bool[Tensor, "recording ..."]],
     tokens: Sequence[int],
 ) -> dict[int, Part | None]:
-    """The frames of each token of a sound, if they begin and end later than those of the token before.
-
-    In `apart`, the frames of every eighth token are runs in the order of the tokens; their codes prove it.
-    """
+    """The frames of each token, if they begin and end later than those before; codes in `apart` prove their order."""
     if not apart:
         return {}
     # Along an axis that is not time, tokens hold everything.
@@ -302,9 +293,5 @@ def _local_attention(
     return (seen + query.mean(dim=-1, keepdim=True)).transpose(1, 2).contiguous(), None
 
 
-def _no_mask(*args: Any, **options: Any) -> None:
-    """The mask of an attention that needs none."""
-
-
 AttentionInterface.register(LOCAL, _local_attention)
-AttentionMaskInterface.register(LOCAL, _no_mask)
+AttentionMaskInterface.register(LOCAL, lambda *args, **options: None)

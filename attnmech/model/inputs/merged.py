@@ -99,17 +99,17 @@ class Merged:
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         if real.shape != ids.shape:
             raise InputError(f"attention_mask must have the shape of the token ids, {tuple(ids.shape)}.")
-        by_token = {name: value[real] for name, value in values.items() if _is_by_token(value, ids)}
+        by_token = {
+            name: value[real]
+            for name, value in values.items()
+            if value.shape == ids.shape and not value.is_floating_point()
+        }
         senses = {
             name: value.to(dtype) if value.is_floating_point() else value
             for name, value in values.items()
             if name not in by_token
         }
         return cls(ids[real].long(), by_token, senses)
-
-
-def _is_by_token(value: Tensor, ids: Tensor) -> bool:
-    return value.shape == ids.shape and not value.is_floating_point()
 
 
 def joined(texts: Sequence[Merged], pad: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

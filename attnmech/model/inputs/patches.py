@@ -17,14 +17,11 @@ from ..structure.signals import FrontEnd, Signal
 _OneInput: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "batch position d_model"]]
 """Computes the input of the first block from images or spectrograms."""
 
-_CHANGE: Final = 4.0
-"""The number that is added to a line of the input: larger than any normalised pixel, to show in 16 bits."""
+_CHANGE: Final = 4.0  # added to a line of the input: larger than any normalised pixel, to show in 16 bits
 
-_AT_MOST: Final = 0.05
-"""A change up to this share of a position's largest entry counts as rounding: about 6 roundings of bfloat16."""
+_AT_MOST: Final = 0.05  # changes up to this share of a position's largest entry are rounding: about 6 of bfloat16
 
-_AT_ONCE: Final = 16
-"""The number of changed inputs in one batch."""
+_AT_ONCE: Final = 16  # the number of changed inputs in one batch
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from .held import Held, Part, by_entry, held_by, shown_tiles
 from .merged import Merged
 from .processors import Pictures
 
-_REMEMBERED: Final = 32
-"""The number of proofs that a model keeps."""
+_REMEMBERED: Final = 32  # the number of proofs that a model keeps
 
 Kind: TypeAlias = Literal["image", "video", "sound"]
 

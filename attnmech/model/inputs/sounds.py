@@ -17,8 +17,7 @@ from .processors import Prepared
 
 RATE: Final = 16_000
 """Samples per second, unless the model's config or processor gives another rate."""
-_HOP: Final = 160
-"""Samples between two columns of a spectrogram, unless the model's config or processor gives another number."""
+_HOP: Final = 160  # samples between two columns of a spectrogram, unless the config or the processor says otherwise
 
 
 class SoundEncoder:
@@ -30,16 +29,13 @@ class SoundEncoder:
     def __init__(self, signal: Signal, front: FrontEnd, config: Any, *, like: Tensor, processor: Any) -> None:
         self.signal, self._front = signal, front
         self.device, self.dtype = like.device, like.dtype
-        self.rate = int(getattr(processor, "sampling_rate", RATE))
-        """Samples per second of the recordings that the model takes."""
-        self._further: tuple[str, ...] = ("attention_mask",) if signal.is_wave else ()
-        """Further inputs that a mapping may hold."""
+        self.rate = int(getattr(processor, "sampling_rate", RATE))  # samples per second
+        self._further: tuple[str, ...] = ("attention_mask",) if signal.is_wave else ()  # that a mapping may hold
         self._names: tuple[str, ...] = ()
         self._patches: tuple[tuple[int, int] | None, ...] = ()
         """In a model of patches, the frequency and time of each position, in steps of the patches."""
         self._least = ""
-        self._mels = 1
-        """The number of mel bands between the beginnings of two patches."""
+        self._mels = 1  # the number of mel bands between the beginnings of two patches
         self.seconds_per_column = int(getattr(processor, "hop_length", _HOP)) / self.rate
         """In a model of spectrograms, the time between two columns."""
         hop, longest = int(getattr(processor, "hop_length", _HOP)), None
@@ -54,15 +50,12 @@ class SoundEncoder:
                 int(config.frequency_stride),
                 signal.shape[0] * hop / self.rate,
             )
-            self._read_patches(config, like)
+            times, mels = signal.shape
+            bands = Lines(1, mels, config.patch_size, config.frequency_stride)
+            frames = Lines(0, times, config.patch_size, config.time_stride)
+            self._patches = tuple(patch_places(self._front, signal, like, bands, frames))
+            self._names = names_of(config, sum(place is None for place in self._patches))
         self._prepare = Prepared(processor, "sound", signal.argument, seconds=longest)
-
-    def _read_patches(self, config: Any, like: Tensor) -> None:
-        times, mels = self.signal.shape
-        bands = Lines(1, mels, config.patch_size, config.frequency_stride)
-        frames = Lines(0, times, config.patch_size, config.time_stride)
-        self._patches = tuple(patch_places(self._front, self.signal, like, bands, frames))
-        self._names = names_of(config, sum(place is None for place in self._patches))
 
     @property
     def seconds(self) -> float:

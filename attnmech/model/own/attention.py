@@ -25,8 +25,7 @@ from ..attention.replaced_attention import StandIn
 from ..attention.replaced_mha import Masked, joined_masks
 from ..structure.architecture import Architecture
 
-_CLOSE: Final = 1e-4
-"""The replacement's output may differ from the user's by this share of its size."""
+_CLOSE: Final = 1e-4  # the replacement's output may differ from the user's by this share of its size
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +153,7 @@ class DescribedAttention(StandIn):
         self.out_name = plan.out.removeprefix(f"{plan.attention}.") if plan.attention else plan.out
         self._mask = plan.mask
         self._signature = inspect.signature(original.forward)
-        self.returns = 0
-        """The length of the tuple that the user's module returns; 0 if it returns a tensor."""
+        self.returns = 0  # the length of the tuple that the user's module returns; 0 if it returns a tensor
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's signature: returns attn_raw, or a tuple of the user's length with attn_raw first."""

@@ -23,11 +23,9 @@ from ..attention.replaced_mha import padded_of
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
-_LENGTHS: Final = " lengths"
-"""The suffix that turns the name of a nested tensor into the name of its texts' lengths."""
+_LENGTHS: Final = " lengths"  # the suffix that turns the name of a nested tensor into the name of its texts' lengths
 _SEED: Final = 53
-_TRIES: Final = 256
-"""At most this many assignments of batch axes are tried."""
+_TRIES: Final = 256  # at most this many assignments of batch axes are tried
 
 
 @dataclass(frozen=True)

@@ -62,16 +62,12 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         super().__init__(PreTrainedConfig(name_or_path=type(module).__name__))  # type: ignore[call-arg]
         self.module = module
         self.form = form
-        self.output_axis: int | None = 0
-        """The batch axis of the output; None if it has none."""
-        self.layers: tuple[Layer, ...] = ()
-        """The layers, in the order of the traced call."""
-        self.products: tuple[str, ...] = ()
-        """The paths of modules that attend by one call of `scaled_dot_product_attention`."""
+        self.output_axis: int | None = 0  # the batch axis of the output; None if it has none
+        self.layers: tuple[Layer, ...] = ()  # in the order of the traced call
+        self.products: tuple[str, ...] = ()  # paths of modules that call `scaled_dot_product_attention` once
         self.described: dict[str, tuple[Architecture, Described, int]] = {}
         """The attention modules that a user's `Architecture` names, by path, each with its description."""
-        self.named: tuple[str, ...] = ()
-        """The paths of the attention modules that a user's `Architecture` names."""
+        self.named: tuple[str, ...] = ()  # the paths of the attention modules that a user's `Architecture` names
         self._weights: list[Tensor | None] = []
 
     def build(self, layers: Sequence[Layer]) -> None:
@@ -116,7 +112,13 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
             pad_nested(self)
             for path in self.products:
                 use_our_product(self.get_submodule(path))
-            self._replace_described()
+            for path, (plan, how, returns) in self.described.items():
+                original = self.get_submodule(path)
+                ours = DescribedAttention(original, plan, how)
+                ours.returns = returns
+                for other, part in list(self.named_modules(remove_duplicate=False)):
+                    if part is original:
+                        self.set_submodule(other, ours)
         elif implementation == "eager":
             pad_nested(self)
             for module in self.modules():
@@ -126,15 +128,6 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
                 keep_weights_of_product(self.get_submodule(path), self._weights.append)
             for path in self.described:
                 self.get_submodule(path).register_forward_hook(lambda *_: self._weights.append(None))
-
-    def _replace_described(self) -> None:
-        for path, (plan, how, returns) in self.described.items():
-            original = self.get_submodule(path)
-            ours = DescribedAttention(original, plan, how)
-            ours.returns = returns
-            for other, part in list(self.named_modules(remove_duplicate=False)):
-                if part is original:
-                    self.set_submodule(other, ours)
 
     def _keep_weights(self, module: nn.MultiheadAttention, args: Any, kwargs: Any, output: Any) -> None:
         arguments = dict(zip(_NAMES, args, strict=False)) | kwargs

@@ -131,10 +131,7 @@ def _start(plain: OwnModule, label: str, attention: str, out: str) -> Architectu
 def _block(
     plain: OwnModule, trace: Traced, start: Architecture, use: Use, layers: int
 ) -> tuple[Architecture, str] | None:
-    """The block around an attention: the nearest module that takes and returns a stream; None if there is none.
-
-    Besides self-attention, it may hold one cross-attention.
-    """
+    """The nearest module around an attention that takes and returns a stream, with at most one cross-attention."""
     for path in above(use.path):
         others = [other for other in trace.uses if other is not use and other.path.startswith(f"{path}.")]
         if others and (len(others) > 1 or others[0].own or not use.own):

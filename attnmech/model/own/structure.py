@@ -16,8 +16,7 @@ from .module import EachUse, OwnModule, first_output
 from .stacks import described_stack, named_by_user, stacks_of
 from .trace import Traced, above, named, traced
 
-_MOST_SHARED: Final = 8
-"""Modules that are called several times may be nested this deep."""
+_MOST_SHARED: Final = 8  # modules that are called several times may be nested this deep
 
 
 def read_own(

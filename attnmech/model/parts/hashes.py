@@ -19,10 +19,8 @@ _NOT_THE_MODEL: Final = ("_name_or_path", "architectures", "dtype", "torch_dtype
 
 _SMALL_WORDS: Final = {1: torch.int8, 2: torch.int16}
 """The integer type that holds a value of this many bytes; larger values are read as words of four bytes."""
-_ROW: Final = 2**12
-"""A device sums this many words at a time for a checksum."""
-_AT_ONCE: Final = 2**23
-"""A device multiplies this many words at a time; each takes 8 bytes while it does."""
+_ROW: Final = 2**12  # a device sums this many words at a time for a checksum
+_AT_ONCE: Final = 2**23  # a device multiplies this many words at a time; each takes 8 bytes while it does
 
 
 def model_hash(config: Any, weights: str) -> str:

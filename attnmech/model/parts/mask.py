@@ -13,8 +13,7 @@ from ...errors import UnsupportedModelError
 
 Found = TypeVar("Found")
 
-_LEAST_ROWS: Final = 32
-"""Blocks have at least this many rows: smaller ones would read the keys and values of a long text too often."""
+_LEAST_ROWS: Final = 32  # smaller blocks would read the keys and values of a long text too often
 
 HIDDEN: Final = -1e4
 """A number this low, added to a score, hides the key: the softmax of a difference of 10⁴ is 0 in every precision."""
@@ -58,10 +57,7 @@ class MaskRule:
         return self.shape
 
     def __radd__(self, other: Any) -> Any:
-        """Adds the rule to postponed scores (`attnmech.model.attention.postponed`), which then have this mask.
-
-        If a model adds a position bias to its mask before adding both to the scores, returns the rule with that bias.
-        """
+        """Adds the rule to postponed scores; to a position bias instead, returns the rule with that bias."""
         if hasattr(other, "hidden_by"):
             return other.hidden_by(self)
         return replace(self, bias=other if self.bias is None else other + self.bias)

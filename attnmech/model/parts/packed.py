@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ...basics.messages import first_line
 from ...errors import InputError, UnsupportedModelError
 
-_LEAST_BYTES = 2
-"""Floating-point numbers of fewer bytes are codes, to be multiplied by a scale."""
+_LEAST_BYTES = 2  # floating-point numbers of fewer bytes are codes, to be multiplied by a scale
 
 
 def is_packed(weight: Tensor) -> bool:

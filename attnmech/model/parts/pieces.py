@@ -186,8 +186,7 @@ def _bytes_of(tokenizer: Any, raw: str, decoded: str) -> bytes | None:
     return held if decoded in (held.decode(errors="replace"), held.decode(errors="ignore")) else None
 
 
-_Part: TypeAlias = tuple[bytes, list[int]]
-"""The bytes of a character, and the places among them of those that a piece holds."""
+_Part: TypeAlias = tuple[bytes, list[int]]  # the bytes of a character, and the places of those that a piece holds
 
 
 def _written(pieces: Pieces, write: Callable[[bytes, list[int]], str]) -> tuple[str, ...]:

@@ -18,10 +18,8 @@ from ...basics.public import public
 from ...maths.float64 import as_float64
 
 _ByHead: TypeAlias = Float[Tensor, "*axes d_head"]
-_Twice: TypeAlias = Float[Tensor, "*#axes d_rotary"]
-"""A table that holds every angle twice."""
-_Once: TypeAlias = Float[Tensor, "*#axes half"]
-"""A table that holds every angle once."""
+_Twice: TypeAlias = Float[Tensor, "*#axes d_rotary"]  # holds every angle twice
+_Once: TypeAlias = Float[Tensor, "*#axes half"]  # holds every angle once
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " head"]:

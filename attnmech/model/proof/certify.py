@@ -56,10 +56,8 @@ _WHOLE: Final = (
 )  # fmt: skip
 """The names of the checks of whole passes, which concern every stack."""
 
-_LOOKED_AT: Final = 24
-"""Logits are recomputed at this many tokens of the long probe, since a vocabulary may be large."""
-_AT_A_TIME: Final = 24
-"""The tokens whose logits are compared at a time."""
+_LOOKED_AT: Final = 24  # logits are recomputed at this many tokens of the long probe, since a vocabulary may be large
+_AT_A_TIME: Final = 24  # the tokens whose logits are compared at a time
 
 
 @public

@@ -123,8 +123,7 @@ class _Edits:
             batch = probe.passes.encoded(batch)
         self.real = batch.queries(stack.label).mask
         self.written = probe.written(batch).mask[0]
-        self.patterns: dict[int, Tensor] = {}
-        """The pattern put into each edited layer, `[head query key]`."""
+        self.patterns: dict[int, Tensor] = {}  # the pattern put into each edited layer, `[head query key]`
         names = [stack.point(name) for name in ("v", "gate", "attn_raw", "resid_mid", "mlp_out", "resid_post")]
         if stack.architecture.interposed:
             names.append(full_name(stack.architecture.interposed, "attn_out"))
@@ -138,8 +137,7 @@ class _Edits:
                 for n, layer in enumerate(layers)
             }
         self._end = ("logits", None) if model.is_own else model.last_stream
-        self.further: dict[int, Tensor] = {}
-        """Values that belong to no token (`Notes.further_values`), for each layer that has any."""
+        self.further: dict[int, Tensor] = {}  # of layers with values that belong to no token
 
         def keep(block: RowBlock) -> None:
             if block.notes.further_values is not None:

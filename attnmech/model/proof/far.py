@@ -25,12 +25,9 @@ _WINDOWS: Final = (
     "attention_window_size", "local_attention_window_len",
 )  # fmt: skip
 """The names in configs for the number of keys that a query sees."""
-_BEYOND: Final = 24
-"""The probe reaches past the last branch by this many tokens."""
-_FARTHEST: Final = 2**13
-"""Branches at longer lengths are not probed, since attention grows with the square of the length."""
-_BLOCKS: Final = 3
-"""The far probe runs at most this many blocks."""
+_BEYOND: Final = 24  # the probe reaches past the last branch by this many tokens
+_FARTHEST: Final = 2**13  # longer texts are not probed, since attention grows with the square of the length
+_BLOCKS: Final = 3  # the far probe runs at most this many blocks
 
 
 def far_batch(model: HookedModel, short: int) -> Batch | None:
@@ -58,18 +55,13 @@ def _windows(config: Any) -> Iterator[int]:
 
 def _turns(config: Any) -> Iterator[int]:
     """The lengths of texts beyond which a model's rotation changes."""
-    for kind, parameters in _rotations(getattr(config, "rope_parameters", None) or {}):
+    stated = getattr(config, "rope_parameters", None) or {}
+    for parameters in (stated, *stated.values()):  # some configs have a rotation for each kind of layer
+        kind = parameters.get("rope_type") if isinstance(parameters, Mapping) else None
         if kind == "longrope":
             yield int(parameters["original_max_position_embeddings"])
         elif kind == "dynamic":
             yield int(config.max_position_embeddings)
-
-
-def _rotations(parameters: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each kind of rotation with its parameters; some configs have one kind for each kind of layer."""
-    for own in (parameters, *parameters.values()):
-        if isinstance(own, Mapping) and "rope_type" in own:
-            yield own["rope_type"], own
 
 
 def one_of_each_kind(config: Any, layers: Sequence[int]) -> list[int]:

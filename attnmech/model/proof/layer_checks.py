@@ -99,8 +99,7 @@ def chained_layers(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared
         yield probe.compared(run, before, probe.at(run, "resid_pre", layer), left, allowed)
 
 
-_ROWS: Final = 256
-"""The rows of a pattern that are compared at a time."""
+_ROWS: Final = 256  # the rows of a pattern that are compared at a time
 
 
 def sum_of_terms(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:

@@ -32,8 +32,7 @@ from .remembered import remember, remembered
 from .texts import continued
 
 _TYPES: Final = "token_type_ids"
-_CLOSED: Final = "rotary_tables"
-"""The check of rotary tables against their closed form, which knows the positions of text."""
+_CLOSED: Final = "rotary_tables"  # the check of a closed form, which knows the positions of text
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,9 @@ class _Proof:
     """How a model merges one kind of inputs with its tokens."""
 
     certificate: Certificate
-    types: Sequence[str]
-    """The inputs that it needs beside them."""
-    between: frozenset[int]
-    """The layers before which it adds them to the stream."""
-    check: Check
-    """The line of the model's certificate."""
+    types: Sequence[str]  # the inputs that it needs beside them
+    between: frozenset[int]  # the layers before which it adds them to the stream
+    check: Check  # the line of the model's certificate
 
 
 class MergedProof:
@@ -116,10 +112,7 @@ def _certified(model: HookedModel, text: Batch) -> tuple[Certificate, frozenset[
 
 
 def _types_that_matter(model: HookedModel, text: Batch) -> list[str]:
-    """The inputs by which the model tells the tokens of pictures from others, if they change its output (Gemma 3).
-
-    Raises `InputError` for inputs that transformers cannot run.
-    """
+    """The inputs by which the model tells the tokens of pictures from others, if they change its output (Gemma 3)."""
     besides = getattr(model.encoder, "besides", None)
     names = sorted(name for name in (besides.taken if besides else ()) if name.endswith(_TYPES))
     typed = {**dict.fromkeys(names, text.is_sensed.long()), **text.extra}
@@ -164,8 +157,7 @@ class _MergedPasses(Passes):
 class _Merged(Statements):
     def __init__(self, passes: Passes, stack: Stack) -> None:
         super().__init__(passes, stack)
-        self.between: set[int] = set()
-        """The layers before which something is added to the stream."""
+        self.between: set[int] = set()  # the layers before which something is added to the stream
 
     def of_stack(self) -> Iterator[Check]:
         if self.passes.runs:

@@ -15,8 +15,7 @@ from ..parts.gates import HalfOfRow, NormGate
 from ..parts.norms import epsilon_of, weight_of
 from .probe import Compared, Probe, ProbeRun, Statement, by_row, norm_of
 
-_ALONE: Final = 4
-"""At this many tokens, each head goes through W_O by itself."""
+_ALONE: Final = 4  # at this many tokens, each head goes through W_O by itself
 
 
 def gate_values(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:

@@ -128,8 +128,7 @@ def alibi_terms(probe: Probe) -> Statement:
     return Statement("alibi", "position term = slope · key position", ("scores",), comparisons, tolerance)
 
 
-_BEYOND: Final = 16
-"""The text reaches past the distances that have separate rows by this many tokens."""
+_BEYOND: Final = 16  # the text reaches past the distances that have separate rows by this many tokens
 
 
 def relative_scores(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:

@@ -40,15 +40,11 @@ from ..structure.signals import below_head
 from .depth import SHORT, Depth
 from .texts import beginning_of, long_batch, probe_batch
 
-_EDITED_LAYERS: Final = 6
-"""The largest number of layers edited in one pass, since each takes two copies of a text."""
-_CONDITION: Final = 4
-"""Values may differ by this many times what the rounding of scores moves (`Passes.handed_on`)."""
-_EDITED_POSITIONS: Final = 512
-"""The maximum of positions in all these copies, unless one layer needs more: images and recordings are long."""
+_EDITED_LAYERS: Final = 6  # the largest number of layers edited in one pass, since each takes two copies of a text
+_CONDITION: Final = 4  # values may differ by this many times what the rounding of scores moves (`Passes.handed_on`)
+_EDITED_POSITIONS: Final = 512  # in all these copies, unless one layer needs more: images and recordings are long
 
-_HIDDEN: Final = -1e30
-"""Scores below this are those of hidden keys."""
+_HIDDEN: Final = -1e30  # scores below this are those of hidden keys
 
 FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
 """The points computed from the stream: if the stream is wrong, so are all of these."""
@@ -113,8 +109,7 @@ class Passes:
         self.model, self.depth = model, depth
         self.batch = probe_batch(model) if batch is None else batch
         self.runs: tuple[ProbeRun, ...] = ()
-        self._aside = False
-        """Whether a pass beside the pass that is read is under way."""
+        self._aside = False  # whether a pass beside the pass that is read is under way
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -259,8 +254,7 @@ class Probe:
         dtype = self.model.dtype
         self.wide = torch.promote_types(dtype, torch.float32)
         self.local, self.whole, self.tables = step_tolerance(dtype), pass_tolerance(dtype), table_tolerance(dtype)
-        self.of_norms = max(self.local, step_tolerance(torch.float32))
-        """The tolerance of norms that compute in float32 even in a float64 model."""
+        self.of_norms = max(self.local, step_tolerance(torch.float32))  # norms may compute in float32
         self.batch = passes.batch
         self._packed = next(packed_projections(self.model.base), None) is not None
         self.lens_hooks: tuple[LensHook, ...] = ()

@@ -33,11 +33,9 @@ FOLDER: Final = "ATTNMECH_CERTIFICATES"
 """The environment variable that names another folder, or, if it is empty, switches the memory off."""
 
 _LIBRARIES: Final = ("attnmech", "torch", "transformers", "transformer-lens")
-_PACKAGES: Final = ("torch", "transformers", "attnmech")
-"""The packages whose modules compute what their versions say."""
+_PACKAGES: Final = ("torch", "transformers", "attnmech")  # the packages whose modules compute what their versions say
 _PLAIN: Final = (bool, int, float, str, tuple)
-_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
-"""What the name of a function says of this process alone."""
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")  # what the name of a function says of this process alone
 
 
 def remembered(model: HookedModel, part: str = "") -> tuple[Certificate, Any] | None:
@@ -76,9 +74,11 @@ def remember(model: HookedModel, certificate: Certificate, part: str = "", besid
 def _entry(model: HookedModel, part: str) -> Path | None:
     """The file of a model's certificate; None for a model that is not remembered."""
     folder = os.environ.get(FOLDER)
-    if folder == "" or model.is_own or not _is_plain(model.original):
-        return None
     original = model.original
+    if folder == "" or model.is_own or not all(map(_is_library, original.modules())):
+        return None
+    if has_own_hooks(original) or next(packed_projections(original), None) is not None:
+        return None
     known = [
         model.weights_hash,
         tensors_hash(dict(original.named_buffers())),
@@ -101,15 +101,6 @@ def _settings(part: nn.Module) -> str:
         if name != "name_or_path" and (value is None or isinstance(value, _PLAIN) or hasattr(value, "__qualname__"))
     }
     return f"{type(part).__module__}.{type(part).__qualname__} {sorted(own.items(), key=str)}"
-
-
-def _is_plain(original: nn.Module) -> bool:
-    """Whether a model consists of its libraries' own code, without hooks, and of weights that are not packed."""
-    return (
-        all(_is_library(part) for part in original.modules())
-        and not has_own_hooks(original)
-        and next(packed_projections(original), None) is None
-    )
 
 
 def _is_library(part: nn.Module) -> bool:

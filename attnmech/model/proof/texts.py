@@ -19,10 +19,8 @@ from ..structure.text_part import text_ids, text_setting
 
 _LENGTH: Final = 24
 LONG: Final = 104
-_PADDING: Final = 4
-"""The number of padding tokens on either side of the first long text."""
-_FILLED: Final = 3
-"""The number of padding tokens added to a text, whose copies have different tokens there."""
+_PADDING: Final = 4  # the number of padding tokens on either side of the first long text
+_FILLED: Final = 3  # the number of padding tokens added to a text, whose copies have different tokens there
 
 SEED: Final = 20
 

@@ -24,8 +24,7 @@ from ..parts.norms import epsilon_of, is_centred, weight_of
 from ..parts.weights import bias_of
 from ..run.hooked import HookedModel
 
-_BLOCK: Final = 2**23
-"""The largest number of weights of W_U that are copied at a time."""
+_BLOCK: Final = 2**23  # the largest number of weights of W_U that are copied at a time
 
 
 @dataclass(frozen=True)

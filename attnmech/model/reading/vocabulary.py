@@ -25,8 +25,7 @@ from ..run.hooked import HookedModel
 from ..stack.stack import Stack
 from .partial_pass import Blocks, can_begin_in_the_middle
 
-_PROBE: Final = 5
-"""The number of tokens whose rows are compared with the model's."""
+_PROBE: Final = 5  # the number of tokens whose rows are compared with the model's
 
 
 @dataclass(frozen=True, eq=False)

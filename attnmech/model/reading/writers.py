@@ -116,8 +116,7 @@ class Writers:
                 "edits there. Leave the `with` block."
             )
         self._steps: list[_Step] = []
-        self._depth = 0
-        """The list holds the steps of all layers below this one."""
+        self._depth = 0  # the list holds the steps of all layers below this one
 
     def parts_of(
         self, layer: int, values: Mapping[PointKey, Tensor]

@@ -43,9 +43,7 @@ def run_with_gradients(model: WiredModel, batch: Batch, keys: Sequence[PointKey]
 
 @contextmanager
 def _naming_undifferentiable() -> Iterator[None]:
-    """Raises `InputError` where torch cannot differentiate because of tensors made in inference mode or changed in
-    place.
-    """
+    """Raises `InputError` for tensors made in inference mode, or changed in place."""
     try:
         yield
     except RuntimeError as error:

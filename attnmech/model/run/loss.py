@@ -39,8 +39,7 @@ def predicted_by(model: PreTrainedModel, *, causal: bool, writes_tokens: bool) -
 LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]
 """Computes the logits of a batch."""
 
-_TOKENS: Final = 512
-"""The logits of about this many tokens are in memory at once."""
+_TOKENS: Final = 512  # the logits of about this many tokens are in memory at once
 
 GROUPS: Final = 7
 """The ordinary tokens of a text form this many groups of nearly equal size, each with about 15 % of the tokens."""

@@ -219,10 +219,7 @@ class WiredModel:
             return output
 
     def _run_pass(self, wanted: Pass) -> Tensor | None:
-        """Runs a pass, which stores the captured values in `wanted`; returns the logits if they were computed.
-
-        Raises `UnsupportedModelError` if a point was never reached, and `ExactnessError` as `_checked` does.
-        """
+        """Runs a pass, which stores the captured values in `wanted`; returns the logits if they were computed."""
         with self._checked(wanted):
             # With a large vocabulary, the logits may take longer than all layers together.
             needs_head = wanted.gradients or self.in_force.wants("logits", None)
@@ -241,10 +238,7 @@ class WiredModel:
 
     @contextmanager
     def _checked(self, wanted: Pass) -> Iterator[None]:
-        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up.
-
-        Raises `InputError` inside `torch.autocast`.
-        """
+        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up."""
         require_own_settings(self._weight.device)
         if self.in_force.checks:
             between = self.prove_merged(self, wanted.batch) if any(wanted.batch.senses) else frozenset[int]()

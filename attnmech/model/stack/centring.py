@@ -144,13 +144,10 @@ def _counted(batch: Batch, by_position: bool) -> Bool[Tensor, "batch position"]:
 class _Role:
     name: Literal["query", "key"]
     layer: int
-    batch: Batch
-    """The tokens from which they are made: in an encoder-decoder model, the source or the target."""
-    inputs: Batch
-    """All inputs of the model, which identify a text."""
+    batch: Batch  # the tokens from which they are made: in an encoder-decoder model, the source or the target
+    inputs: Batch  # all inputs of the model, which identify a text
     own_out: bool
-    empty: bool
-    """Whether a text may lack tokens that count."""
+    empty: bool  # whether a text may lack tokens that count
 
 
 def _split_at(

@@ -177,8 +177,7 @@ class ScoreAudit:
         none = self.query.norm.new_zeros(self.query.norm.shape[1])
         self.residual: Float[Tensor, " head"] = none
         """The largest |Σ terms − score| so far, over visible pairs of real tokens; NaN if any is NaN."""
-        self.largest: Float[Tensor, " head"] = none
-        """The largest |score| over the same pairs."""
+        self.largest: Float[Tensor, " head"] = none  # the largest |score| over the same pairs
         self.excess: Float[Tensor, " head"] = none
         """The largest |Σ terms − score|, in units of the difference that rounding can explain in its cell; the ledger
         is exact if this is at most 1."""

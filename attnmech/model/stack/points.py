@@ -98,7 +98,10 @@ class ModelPoints(Mapping[str, ModelPoint]):
         for layer in chosen:
             if layer not in there:
                 owner = f"its {stack} stack" if stack else "this model"
-                raise InputError(f"`layer` must be {_range(there, owner)}; got {layer}.")
+                known = f"one of {', '.join(map(str, there))} (the layers of {owner} with attention)"
+                if there == tuple(range(len(there))):
+                    known = f"from 0 to {len(there) - 1} ({owner} has {len(there)} layers)"
+                raise InputError(f"`layer` must be {known}; got {layer}.")
         if not chosen:
             raise InputError("`layers` must name at least one layer; got an empty list.")
         return chosen
@@ -173,12 +176,6 @@ def _chosen(layers: Any) -> list[int] | None:
         return [integer(layer) for layer in several]
     except TypeError:
         raise InputError(f"`layers` must be a list of ints; got {shown(layers)}.") from None
-
-
-def _range(layers: tuple[int, ...], owner: str) -> str:
-    if layers == tuple(range(len(layers))):
-        return f"from 0 to {len(layers) - 1} ({owner} has {len(layers)} layers)"
-    return f"one of {', '.join(map(str, layers))} (the layers of {owner} with attention)"
 
 
 def has_head(model: PreTrainedModel) -> bool:

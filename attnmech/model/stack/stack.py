@@ -33,8 +33,7 @@ class Stack:
         self.in_force = in_force
         blocks = submodule(base, architecture.blocks)
         assert isinstance(blocks, nn.ModuleList)
-        self.places = blocks
-        """All blocks, including those without attention."""
+        self.places = blocks  # all blocks, including those without attention
         # In a hybrid, only some blocks have the projections of attention.
         paths = [f"{architecture.attention}.{path}" for path in architecture.qkv.paths if architecture.hybrid]
         self.blocks = {
@@ -42,8 +41,7 @@ class Stack:
             for layer, block in enumerate(blocks)
             if layer not in architecture.idle and all(has_module(block, path) for path in paths)
         }
-        self.layers = tuple(self.blocks)
-        """The numbers of the layers with attention: some layers in a hybrid, else all that run."""
+        self.layers = tuple(self.blocks)  # those with attention: some in a hybrid, else all that run
         self.running = [place for place in range(len(blocks)) if place not in architecture.idle]
         """The numbers of the blocks that run."""
         self.n_layers = len(self.blocks)
@@ -54,8 +52,7 @@ class Stack:
         for layer in self.layers:
             self._use_our_attention(layer, blocks[layer])
         self._read_sizes()
-        self.returns: dict[int, int | None] = {}
-        """The length of the tuple that each block returned; None for a tensor."""
+        self.returns: dict[int, int | None] = {}  # the length of a block's tuple; None for a tensor
 
     @property
     def column(self) -> StackTraits:

@@ -24,12 +24,9 @@ from .architecture import Architecture
 from .stream_sums import StreamSums
 from .traced import Attended, Call, Factors, by_token, columns_of, distance, same
 
-_ROUNDINGS: Final = 32
-"""Two computations of one value differ by at most this many roundings."""
-_USUAL_BASE: Final = 10_000.0
-"""The usual θ of rotary angles (Su et al. 2021)."""
-_GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
-"""The functions that make gates, by their names in torch.nn.functional."""
+_ROUNDINGS: Final = 32  # two computations of one value differ by at most this many roundings
+_USUAL_BASE: Final = 10_000.0  # the usual θ of rotary angles (Su et al. 2021)
+_GATES: Final = ("sigmoid", "softplus", "silu", "tanh")  # by their names in torch.nn.functional
 
 _Stream = Float[Tensor, "batch position features"]
 _Normed = Float[Tensor, "batch position normed"]
@@ -49,13 +46,10 @@ class _Source:
     """The matrix that `columns` index: the projection's output; for keys from a latent, followed by the output of the
     latent's projection."""
     columns: tuple[int, ...]
-    factor: float
-    """The factor between the projection and what follows: the norm or, without one, q, k or v."""
+    factor: float  # the factor between the projection and what follows: the norm or, without one, q, k or v
     norm: Call | None
-    factor_after: float
-    """The factor between the norm and q, k or v; 1 without a norm."""
-    latent: Latent | None
-    """The latent that the projection reads; None if it reads the attention's input."""
+    factor_after: float  # the factor between the norm and q, k or v; 1 without a norm
+    latent: Latent | None  # the latent that the projection reads; None if it reads the attention's input
 
 
 class BlockReader:
@@ -233,10 +227,7 @@ class BlockReader:
     # -- rotation ------------------------------------------------------------------------------------------
 
     def _rotary(self, q: _Source, k: _Source) -> tuple[Rotary | None, float]:
-        """How queries and keys are rotated between projection and score (None if they are not), and a factor.
-
-        The tables multiply the first column by this factor (YaRN's).
-        """
+        """How queries and keys are rotated (None if not), and the factor of the tables in their first column (YaRN)."""
         d_head = self._attended.q.shape[-1]
         pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
         fits: list[tuple[float, Rotary | None, float]] = [(max(distance(*pair) for pair in pairs), None, 1.0)]
@@ -320,9 +311,7 @@ class BlockReader:
         return self._ending(plan, norm, later)
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
-        """Adds the end of a block, from the first module that reads the stream after attention: cross-attention, MLP
-        and, in post-norm blocks, the norm after each.
-        """
+        """Adds the end of a block: cross-attention, MLP and, in post-norm blocks, the norm after each."""
         entering, normed, cross = self._known(norm.input), self._by_token(norm.output), self._cross
         if cross is None:
             return self._with_mlp(plan, entering, normed, norm.order, later)

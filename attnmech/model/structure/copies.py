@@ -15,8 +15,7 @@ from .passes_apart import forget_passes
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_COMPILED: Final = "_orig_mod"
-"""The attribute by which a wrapper of `torch.compile` holds its module."""
+_COMPILED: Final = "_orig_mod"  # the attribute by which a wrapper of `torch.compile` holds its module
 
 
 def copy_of(

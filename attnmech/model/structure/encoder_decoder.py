@@ -31,10 +31,8 @@ class CrossReader(BlockReader):
 
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
         own = calls_within(calls, start.within)
-        self.call = next(call for call in own if not call.path)
-        """The call of the cross-attention."""
-        self.states = _states(self.call, attended)
-        """The tensor from which keys and values are made."""
+        self.call = next(call for call in own if not call.path)  # that of the cross-attention
+        self.states = _states(self.call, attended)  # keys and values are made from them
         super().__init__(start, attended, own, factors)
 
     def _attention(self, plan: Architecture) -> Architecture:
@@ -67,11 +65,9 @@ def _states(own: Call, attended: Attended) -> Float[Tensor, "batch key features"
     raise UnreadableError(f"its cross-attention does not take the encoder's states as {' or '.join(KEY_STATES)}")
 
 
-_LENGTH: Final = 13
-"""The length of the decoder's texts: neither that of the encoder's, nor any model's number of heads."""
+_LENGTH: Final = 13  # the length of the decoder's texts: neither that of the encoder's, nor any model's number of heads
 _LABELS: Final = ("encoder", "decoder", "cross")
-_SAME: Final = 1e-3
-"""The largest relative distance between two tensors that differ only by rounding."""
+_SAME: Final = 1e-3  # the largest relative distance between two tensors that differ only by rounding
 _NO_HEAD: Final = "its stream goes to the decoder, not to the unembedding"
 
 
@@ -102,15 +98,13 @@ class _StacksReader(Reader):
             raise UnreadableError(
                 "its encoder reads images; only encoder-decoders whose encoder reads text or sound are read"
             )
-        self._heard = signal_of(original)
-        """The kind of input that the encoder takes; None for tokens."""
+        self._heard = signal_of(original)  # the kind of input that the encoder takes; None for tokens
         self._of_encoder = self._ids if self._heard is None else self._ids[:, :0]
         frames = getattr(original.config, "max_source_positions", 0)
         self._of_decoder = self._random_ids(_LENGTH if self._heard is None or frames != _LENGTH else _LENGTH + 1)
         self._plans: dict[str, dict[int, Architecture]] = {label: {} for label in _LABELS}
         self._unread: dict[str, Exception] = {}
-        self._crossed: Tensor | None = None
-        """The encoder's states, from which cross-attention makes keys and values."""
+        self._crossed: Tensor | None = None  # the encoder's states, from which cross-attention makes keys and values
 
     def _inputs(self) -> dict[str, Any]:
         inputs = {"decoder_input_ids": self._of_decoder, "use_cache": False}

@@ -23,10 +23,8 @@ from ...batch import Batch
 
 _ORIGINAL: Final = "original_inv_freq"
 """The ending of the buffers in which rotary modules keep their frequencies for short texts."""
-_LONGEST: Final = "max_seq_len_cached"
-"""The ending of the attributes in which they keep the length of the longest text so far."""
-_OFFSETS: Final = "rope_deltas"
-"""The attribute in which models of images keep the offsets of positions of the latest pass."""
+_LONGEST: Final = "max_seq_len_cached"  # ends attributes with the length of the longest text so far
+_OFFSETS: Final = "rope_deltas"  # where models of images keep the offsets of positions of the latest pass
 
 _read_now: ContextVar[Batch | None] = ContextVar("read now", default=None)
 

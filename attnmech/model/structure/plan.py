@@ -119,11 +119,7 @@ def _needed(model: PreTrainedModel) -> list[str]:
 
 
 def _sparse_blocks(model: PreTrainedModel) -> str:
-    """Why a BigBird with sparse attention is refused; empty for any other model.
-
-    Its modules decide, not its config: once a BigBird reads a short text, transformers replaces them with full
-    attention for good.
-    """
+    """Why a BigBird with sparse attention is refused; its modules decide, which a short text makes full for good."""
     if not any(type(part).__name__ == _SPARSE for part in model.modules()):
         return ""
     return (

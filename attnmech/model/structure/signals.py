@@ -22,8 +22,7 @@ Kind: TypeAlias = Literal["pixels", "sound"]
 KINDS: Final[Mapping[str, Kind]] = {"pixel_values": "pixels", "input_values": "sound", "input_features": "sound"}
 """What a model reads, by the name of its input argument."""
 
-_FRAMES: Final = 12
-"""The passes that read and prove a model take recordings of at least this many frames."""
+_FRAMES: Final = 12  # the passes that read and prove a model take recordings of at least this many frames
 
 
 def pair(size: Any) -> tuple[int, int]:

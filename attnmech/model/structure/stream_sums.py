@@ -11,11 +11,9 @@ from torch import Tensor
 from ...maths.float64 import as_float64
 from .traced import Call, Factors, by_token, same
 
-_LEAST: Final = 1e-2
-"""The smallest factor of an addition to the stream that counts: with a factor of 0, any value would fit."""
+_LEAST: Final = 1e-2  # the smallest factor that counts: with a factor of 0, any value would fit
 
-_EXACT: Final = 1e-12
-"""Factors that differ relatively by no more than this are the same, measured in a float64 model."""
+_EXACT: Final = 1e-12  # factors that differ relatively by no more than this are the same, measured in a float64 model
 
 _Stream = Float[Tensor, "batch position features"]
 
@@ -29,10 +27,7 @@ class Fit:
 
 
 def _as_stored(named: float, measured: float) -> float:
-    """A named factor or, if the measured one is its value in a lower precision, that value.
-
-    A float64 model may hold a parameter that was made in float32, such as a layer scale of 0.1 (BEiT).
-    """
+    """A named factor or its value in a lower precision: a float64 model may hold a parameter made in float32."""
     stored = (float(torch.tensor(named, dtype=kind)) for kind in (torch.float32, torch.float16, torch.bfloat16))
     values = (value for value in (named, *stored) if abs(value - measured) <= _EXACT * abs(value))
     return next(values, named)

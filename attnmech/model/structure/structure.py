@@ -33,13 +33,10 @@ from .text_part import placeholders_of, text_ids, text_modules
 from .traced import TRACED, Attended, Call, Factors, Trace, distance, factor_of, same, trace_pass, traced_attention
 
 TEXTS: Final = 8
-_LENGTH: Final = 11
-"""The length of the traced texts: no model has this number of heads, so the axes of a tensor cannot be confused."""
+_LENGTH: Final = 11  # of the traced texts: no model has so many heads, so axes cannot be confused
 SEED: Final = 31
-_ROWS: Final = 4096
-"""The number of rows of the unembedding that are read at a time."""
-_STEEP: Final = 0.1
-"""Logits are used to read their factor only where the slope of the soft cap is at least this."""
+_ROWS: Final = 4096  # the number of rows of the unembedding that are read at a time
+_STEEP: Final = 0.1  # logits are used to read their factor only where the slope of the soft cap is at least this
 
 
 def read_structure(model: PreTrainedModel) -> Architecture:
@@ -61,8 +58,7 @@ class Reader:
 
     def __init__(self, original: PreTrainedModel, signal: Signal | None, *, from_zero: bool = False) -> None:
         self._signal = signal
-        self._from_zero = from_zero
-        """Whether positions are given, from 0, instead of counted by the model."""
+        self._from_zero = from_zero  # whether positions are given, from 0, instead of counted by the model
         config = original.config.get_text_config() if self._signal is None else original.config
         if any(getattr(settings, "clip_qkv", None) for settings in (config, getattr(config, "attn_config", None))):
             raise UnreadableError("it clips its queries, keys and values (clip_qkv), which are then not a sum of terms")

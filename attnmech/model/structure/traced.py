@@ -254,8 +254,7 @@ class Factors:
             for name, value in config.to_dict().items()
             if isinstance(value, int | float) and not isinstance(value, bool) and value
         }
-        self.has_rotary = bool(getattr(config, "rope_parameters", None))
-        """Whether the config gives the base of rotary angles."""
+        self.has_rotary = bool(getattr(config, "rope_parameters", None))  # it gives the base of angles
         self._known, layers = [1.0], self.numbers.get("num_hidden_layers", 1.0)
         for value in self.numbers.values():
             self._known += [value, 1 / value]
