@@ -51,6 +51,8 @@ class Batch:
     """For each text, the user's pictures and how they became inputs; None for a text without."""
     held: tuple[tuple[Any, ...], ...] = ()
     """For each text and token, the place in a picture or sound that it holds (row, column, box, seconds), or None."""
+    prompt_lengths: tuple[int, ...] = ()
+    """For each text that the model continued, the number of tokens before its answer; empty for other texts."""
     answers: Shaped[Tensor, "*shape"] | None = None
     """For each text, the token that should follow it, if a metric has answers; `against` holds the tokens to compare it
     with. For the user's own module, the right answer to each input, in any shape."""
@@ -138,6 +140,7 @@ class Batch:
             tokens=tuple(tuple(row[position] for position in positions) for row in self.tokens),
             pieces=pieces,
             extra={name: value[:, positions] for name, value in self.extra.items()},
+            prompt_lengths=tuple(sum(at < length for at in positions) for length in self.prompt_lengths),
         )
 
     def later(self, past: int) -> "Batch":
@@ -156,7 +159,7 @@ class Batch:
         extra = {name: value[chosen] if len(value) == len(self.ids) else value for name, value in self.extra.items()}
         of_texts: dict[str, Any] = {
             name: tuple(getattr(self, name)[row] for row in chosen.tolist())
-            for name in ("senses", "pictures", "held")
+            for name in ("senses", "pictures", "held", "prompt_lengths")
             if getattr(self, name)
         }
         return replace(
@@ -229,6 +232,28 @@ class Batch:
     def is_sensed(self) -> Bool[Tensor, "batch position"]:
         """True at tokens that stand for a picture or a sound."""
         return self._among(self.kind_of)
+
+    @property
+    def is_answer(self) -> Bool[Tensor, "batch position"]:
+        """True at the tokens that the model wrote (`model.generate`), in an encoder-decoder those of the decoder.
+
+        >>> focus.where(rows=text.is_answer)        # doctest: +SKIP
+        """
+        if self.target is not None:
+            return self.target.is_answer
+        if not self.prompt_lengths:
+            return torch.zeros_like(self.mask)
+        given = torch.tensor(self.prompt_lengths, device=self.ids.device)
+        return self.mask & (torch.arange(self.ids.shape[1], device=self.ids.device) >= given[:, None])
+
+    @property
+    def answer_ids(self) -> list[list[int]]:
+        """The ids of the tokens that the model wrote, by text.
+
+        >>> am.ablate_heads(model, text, metric="log_probability", answers=text.answer_ids)        # doctest: +SKIP
+        """
+        ids = (self.target or self).ids
+        return [row[real].tolist() for row, real in zip(ids, self.is_answer, strict=True)]
 
     def kinds(self, text: int = 0) -> tuple[str, ...]:
         """What each token of a text is: "image", "video" or "sound" where it stands for one, else "special" or

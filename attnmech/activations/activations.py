@@ -84,6 +84,27 @@ class Activations:
         """The model's output for every token, `[batch position vocab]`."""
         return self["logits"]
 
+    def of_answer(self, name: PointName) -> list[Shaped[Tensor, "..."]]:
+        """The rows of a captured point at the tokens that the model wrote, a tensor for each text.
+
+        >>> text = model.generate("The keys to the old chest", 5)                       # doctest: +SKIP
+        >>> acts = model.run(text, points=["pattern"])                                  # doctest: +SKIP
+        >>> acts.of_answer(("pattern", 3))[0].shape                                     # doctest: +SKIP
+        torch.Size([8, 5, 12])
+
+        Raises `InputError` unless `model.generate` made the text and the point has a row for each of its tokens.
+        """
+        point, value = parse(name), self[name]
+        stack, bare = split_stack(point[0])
+        axes = POINTS[bare].axes
+        texts = value.ndim - len(axes)  # behind an axis for layers, if several were asked for
+        axis = texts + next((axes.index(each) for each in ("query", "position") if each in axes), 0)
+        rows, keys = self.batch.is_answer, stack == "cross" and bare in ("k", "v")
+        if not bool(rows.any()) or stack == "encoder" or keys or value.shape[axis] != rows.shape[1]:
+            raise InputError(f"{name!r} has no rows of an answer here; run what model.generate returned.")
+        by_row = value.movedim((axis, texts), (0, 1))
+        return [by_row[real, text].movedim(0, axis - 1) for text, real in enumerate(rows)]
+
     def show(
         self,
         name: PointName = "pattern",

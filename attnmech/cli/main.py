@@ -118,6 +118,8 @@ def report(
         typer.Option("--target-text", help="The text that the decoder of an encoder-decoder reads; if left out, the "
                      "model writes it."),
     ] = None,
+    generate: Annotated[int, typer.Option("--generate", help="The model first continues each text by up to this many "
+                                          "tokens.")] = 0,
     start: Annotated[int, typer.Option("--start", help="First token to run and show of a long text.")] = 0,
 ) -> None:  # fmt: skip
     """Writes an offline page about texts of up to 192 tokens: what each head attends to, why, and whether it matters.
@@ -135,7 +137,7 @@ def report(
         hooked = job.load()
         step("decomposing the scores")
         inputs = with_images(hooked, texts[0], options.image) if options.image else texts
-        made = reports(hooked, inputs, target=target_text, start=start, step=step)
+        made = reports(hooked, inputs, target=target_text, generate=generate, start=start, step=step)
         first = next(made)
         for page in job.outputs.begin(lambda: first_page(first)):
             step.say(f"{page} opens now; {FOLLOWS}")

@@ -116,7 +116,7 @@ class Ray(Workers):
         from .shipping import shipped
         from .streaming import CallerChanges, Reducing, Summing
 
-        described = Reducing(work.reducers, work.stack.label, work.layers, CallerChanges.of(work.model))
+        described = Reducing(work.reducers, work.stack.label, work.layers, work.generate, CallerChanges.of(work.model))
         plan = shipped(described, "a reducer or a hook")
         with self._serving(work.model) as pool:
             Summing(pool, *_put(plan), parts, total, journal, bar).run()

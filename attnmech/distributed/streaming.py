@@ -68,11 +68,12 @@ class Reducing:
     reducers: tuple[Reducer, ...]
     stack: str
     layers: tuple[int, ...]
+    generate: int
     in_force: CallerChanges
 
     def on(self, model: HookedModel, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """The states of some batches, merged."""
-        work = Streaming(model, self.reducers, model.stack(self.stack or None), self.layers)
+        work = Streaming(model, self.reducers, model.stack(self.stack or None), self.layers, self.generate)
         states: list[State] | None = None
         with self.in_force.put(model):
             for piece in pieces:

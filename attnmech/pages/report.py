@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Float
 
 from ..activations.pictures import attention_on_pictures
-from ..basics.arguments import index_of
+from ..basics.arguments import index_of, whole_number
 from ..basics.axes import spread
 from ..basics.messages import capitalised
-from ..basics.nouns import AFTER_SENSES, HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
+from ..basics.nouns import AFTER_SENSES, HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns, counted
 from ..basics.public import public
 from ..batch import Batch
 from ..demo.text import notes as notes_on_demo
@@ -129,7 +129,7 @@ class ReportText:
     bos: bool | None
     target: str | None
     continued: int
-    """The largest number of tokens that the model wrote as the target; 0 if the user supplied the target."""
+    """The largest number of tokens that the model wrote; 0 if it wrote none."""
     part: tuple[int, int] | None
     """The start and the length of the part of a cut text."""
 
@@ -143,6 +143,8 @@ class ReportText:
             "" if self.target is None else f", target={self.target!r}"
         )
         cut = "" if self.part is None else f".part{self.part}"
+        if self.continued and self.batch.target is None:
+            return f"model.generate({text}, {self.continued}{options}){cut}"
         encoded = f"model.encode({text}{options}){cut}" if options or cut else text
         return f"model.generate({encoded}, {self.continued})" if self.continued else encoded
 
@@ -206,6 +208,7 @@ def report(
     *,
     centre: Literal["auto", "mean"] | MeanQK | None = "auto",
     target: str | Sequence[str] | None = None,
+    generate: int = 0,
     start: int = 0,
     bos: bool | None = None,
 ) -> Report:
@@ -228,6 +231,8 @@ def report(
         target: the text that the decoder of an encoder-decoder reads, or one for each of several texts; by default what
             the model itself writes (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder
             or cross, each with its own tokens.
+        generate: the model first continues each text by up to this many tokens, greedily; the page shows prompt and
+            answer. In an encoder-decoder, the most tokens that it writes as the decoder's text.
         start: the first of the 192 tokens shown of a long text; a BOS or CLS token stays in front of them.
         bos: whether the text begins with the tokenizer's BOS or CLS token.
 
@@ -240,7 +245,7 @@ def report(
             sum of their terms.
         InputError: for more than 12 texts, a text that does not fit the model, or a `start` beyond a text's end.
     """
-    *_, whole = reports(model, inputs, centre=centre, target=target, start=start, bos=bos)
+    *_, whole = reports(model, inputs, centre=centre, target=target, generate=generate, start=start, bos=bos)
     return whole
 
 
@@ -250,6 +255,7 @@ def reports(
     *,
     centre: Literal["auto", "mean"] | MeanQK | None = "auto",
     target: str | Sequence[str] | None = None,
+    generate: int = 0,
     start: int = 0,
     bos: bool | None = None,
     step: Callable[[str], None] = lambda _: None,
@@ -257,9 +263,11 @@ def reports(
     """Makes the report without writers, types and ablations, then with them; `step` is told what comes next."""
     require_model(model)
     batch = model.encoded(inputs, bos=bos, target=target)
-    count = len(batch.ids)
+    count, generate = len(batch.ids), whole_number("generate", generate, least=0)
     if count > limits.MAX_TEXTS:
         raise InputError(f"a report shows at most {limits.MAX_TEXTS} texts; got {count}. Make several reports.")
+    if generate and batch.target is None:
+        batch = model.generate(batch, generate)
     whole = int(batch.lengths.min())
     shortest = "the text" if count == 1 else "the shortest text"
     start = index_of("start", start, whole, f"{shortest} has {whole} tokens")
@@ -292,7 +300,7 @@ def reports(
     texts = [
         _cut(
             model, batch if count == 1 else batch.alone(number), start, _entry(inputs, number, count), bos,
-            _entry(target, number, count),
+            _entry(target, number, count), generate,
         )
         for number in range(count)
     ]  # fmt: skip
@@ -343,8 +351,9 @@ def _entry(texts: Any, number: int, count: int) -> Any:
 
 
 def _cut(
-    model: HookedModel, whole: Batch, start: int, inputs: Inputs | None, bos: bool | None, target: str | None
-) -> ReportText:
+    model: HookedModel, whole: Batch, start: int, inputs: Inputs | None, bos: bool | None, target: str | None,
+    generate: int,
+) -> ReportText:  # fmt: skip
     """The part of a text that the page shows; the model writes the decoder's text if the user supplied none."""
     batch, length, notes = whole, whole.ids.shape[1], list[str]()
     if batch.senses:
@@ -358,19 +367,21 @@ def _cut(
     part = (start, limits.MAX_TOKENS) if batch.ids.shape[1] < length else None
     if part is not None:
         notes.append(_about_cut(model, batch, length, start))
-    batch, continued = _with_target(model, batch, notes)
+    if answered := int(batch.is_answer.sum()) if batch.target is None else 0:
+        notes.append(f"The model wrote the last {counted(answered, noun='token')} of the text, greedily.")
+    batch, continued = _with_target(model, batch, notes, generate)
     return ReportText(batch, notes, inputs, bos, target, continued, part)
 
 
-def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, int]:
-    """Returns the batch with the decoder's whole text, and the largest number of its tokens that the model wrote."""
+def _with_target(model: HookedModel, batch: Batch, notes: list[str], generate: int) -> tuple[Batch, int]:
+    """Returns the batch with the decoder's whole text, and the largest number of tokens that the model wrote."""
     target = batch.target
     if target is None or not model.writes_tokens:
-        return batch, 0
+        return batch, generate
     if target.ids.shape[1] == 1 and model.points["logits"].absent is None:
         notes.append("The model generated the decoder's text greedily.")
         limit = model.output_stack.architecture.position_limit
-        count = limits.MAX_NEW if limit is None else max(1, min(limits.MAX_NEW, limit - 1))
+        count = min(generate or limits.MAX_NEW, limits.MAX_TOKENS if limit is None else max(1, limit - 1))
         return model.generate(batch, count), count
     if target.ids.shape[1] > limits.MAX_TOKENS:
         notes.append(

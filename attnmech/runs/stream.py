@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..basics.arguments import flag, listed, optional_flag, shown
+from ..basics.arguments import flag, listed, optional_flag, shown, whole_number
 from ..basics.files import path_of
 from ..basics.public import public
 from ..batch import Batch, every_bos
@@ -76,6 +76,7 @@ def stream(
     bos: bool | None = None,
     keep_rows: bool | None = None,
     truncate: bool = False,
+    generate: int = 0,
     shard: tuple[int, int] = (0, 1),
     journal: str | Path | None = None,
     engine: str | Workers = "local",
@@ -106,6 +107,8 @@ def stream(
             are kept, and rows of a corpus are not. Means are the same.
         truncate: whether documents that are too long for the model, or longer than those on which it was trained, are
             cut, and counted; otherwise the former are refused, and the first of the latter brings a `LongTextWarning`.
+        generate: the model first continues each text by up to this many tokens, greedily and under the edits in force
+            (`model.generate`); reducers see prompt and answer.
         shard: (k, n) takes every n-th document from the k-th on, under its own number, so that the merged states of n
             shards are those of the whole corpus.
         journal: the path of a file that keeps the states so far: after an interruption, the same call resumes from it
@@ -125,7 +128,8 @@ def stream(
             damaged, or is in use by another process.
     """
     require_model(model)
-    work = Streaming(model, _checked(reducers), model.stack(stack), layers)
+    new = whole_number("generate", generate, least=0)
+    work = Streaming(model, _checked(reducers), model.stack(stack), layers, new)
     shard, truncate = checked_shard(shard), flag("truncate", truncate)
     bos, progress, workers = optional_flag("bos", bos), flag("progress", progress), workers_of(engine)
     several = _is_corpus(inputs)
@@ -136,7 +140,7 @@ def stream(
                 "iterator of texts, such as iter(texts), or a file as am.Corpus(path)."
             )
         together = list(cast(Iterable[Any], inputs)) if several else inputs
-        return work.batch(model.encode(cast(Inputs, together), bos=bos))
+        return work.batch(work.continued(model.encode(cast(Inputs, together), bos=bos)))
     listed_texts = isinstance(inputs, list | tuple) and not is_chat(inputs)
     texts = cast(Iterable[Inputs], inputs if several or listed_texts else [inputs])
     return work.corpus(texts, bos, truncate, shard, journal, progress, workers)
@@ -169,9 +173,14 @@ class Streaming:
     """One call of `stream`: its reducers, and the layers and the stack that they see."""
 
     def __init__(
-        self, model: HookedModel, reducers: tuple[Reducer, ...], stack: Stack, layers: Iterable[int] | None
+        self,
+        model: HookedModel,
+        reducers: tuple[Reducer, ...],
+        stack: Stack,
+        layers: Iterable[int] | None,
+        generate: int = 0,
     ) -> None:
-        self.model, self.reducers, self.stack = model, reducers, stack
+        self.model, self.reducers, self.stack, self.generate = model, reducers, stack, generate
         self.layers = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
         self.see_rows = [place for place, reducer in enumerate(reducers) if type(reducer).add is not Reducer.add]
         self.see_layers = [
@@ -249,7 +258,11 @@ class Streaming:
 
     def of_part(self, batch: Batch, documents: Int[Tensor, " batch"]) -> list[State]:
         """The state of every reducer after one batch of a corpus."""
-        return self._reduced(Run(*self._place, batch, documents, corpus=True))
+        return self._reduced(Run(*self._place, self.continued(batch), documents, corpus=True))
+
+    def continued(self, batch: Batch) -> Batch:
+        """The texts with the model's answers, if it is to write any."""
+        return self.model.generate(batch, self.generate) if self.generate else batch
 
     @property
     def _place(self) -> tuple[HookedModel, Stack, tuple[int, ...]]:
@@ -260,6 +273,7 @@ class Streaming:
             "layers": list(self.layers),
             "stack": self.stack.label or "self",
             "bos": bos,
+            **({"generate": self.generate} if self.generate else {}),
             "reducers": [[reducer.name, reducer.options] for reducer in self.reducers],
         }
 

@@ -56,7 +56,10 @@ _ALL_KEYS: Final = 2**40
 
 @dataclass(frozen=True, repr=False)
 class Generated(Batch):
-    """A prompt with its continuation, which `model.run` accepts as a batch, and the points captured at each step."""
+    """A prompt with its continuation, which `model.run` accepts as a batch, and the points captured at each step.
+
+    `is_answer` is True at the tokens that the model wrote, and `answer_ids` are their ids.
+    """
 
     steps: tuple[Activations, ...] = ()
     """The points captured in the pass of each step, in order; step n chose new token n from its last position."""
@@ -348,18 +351,21 @@ def continued(
     prompt: Batch, new: Int[Tensor, "batch new"], real: Bool[Tensor, "batch new"], encoder: AnyEncoder
 ) -> Batch:
     """A prompt with its continuation, padded on the right."""
-    if prompt.senses:
-        return longer(prompt, new, real, encoder)
     whole = prompt if prompt.target is None else prompt.target
+    given = tuple(whole.lengths.tolist())
+    if prompt.senses:
+        return replace(longer(prompt, new, real, encoder), prompt_lengths=given)
     ids, mask = torch.cat((whole.ids, new), dim=1), torch.cat((whole.mask, real), dim=1)
     columns = torch.argsort(~mask, dim=1, stable=True)
     ids, mask = ids.gather(1, columns), mask.gather(1, columns).long()
     if prompt.target is None:
-        return encoder.encode({"input_ids": ids, "attention_mask": mask})
+        return replace(encoder.encode({"input_ids": ids, "attention_mask": mask}), prompt_lengths=given)
     inputs = dict(prompt.extra)
     if prompt.texts_of is not None:
         inputs |= {"input_ids": prompt.ids, "attention_mask": prompt.mask.long()}
-    return encoder.encode({**inputs, "decoder_input_ids": ids, "decoder_attention_mask": mask})
+    made = encoder.encode({**inputs, "decoder_input_ids": ids, "decoder_attention_mask": mask})
+    assert made.target is not None
+    return replace(made, target=replace(made.target, prompt_lengths=given))
 
 
 def _ids_alone(

@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from caching import cached
+from comparing import refuses
 from torch import Tensor
 from transformers import StoppingCriteria
 
@@ -145,3 +146,43 @@ def test_an_interruption_keeps_the_tokens_so_far(points: tuple[str, ...]) -> Non
     with pytest.warns(UserWarning, match="interrupted; the text has the 4 tokens"):
         part = model.generate(ids, 9, points=points, stop_at_eos=False, stopping_criteria=[Interrupting()])
     assert torch.equal(part.ids, whole.ids[:, :11]) and len(part.steps) == (4 if points else 0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_prompt_and_answer_are_measured_together(name: str) -> None:
+    model = models.hooked(name)
+    inputs = models.padded(name) if name == "gpt2" else prompts(model) | {"attention_mask": None}
+    inputs = {key: value for key, value in inputs.items() if value is not None}
+    starts = (7, 5, 3) if name == "gpt2" else (3, 3)
+    with model.intervene(One.zero([(1, 1)], stack=model.output_stack.label)):
+        text = model.generate(inputs, 4, stop_at_eos=False)
+        acts = model.run(text, points=[model.output_stack.point(point) for point in ("pattern", "z")] + ["logits"])
+        reducer, stack = am.results.AttentionFocus.reducer(), model.output_stack.label or None
+        (focus,) = am.stream(model, inputs, [reducer], stack=stack, generate=4)
+        expected = am.attention_focus(model, model.generate(inputs, 4), stack=stack)
+        (corpus,) = am.stream(model, iter([inputs]), [reducer], stack=stack, generate=4)
+        effects = am.ablate_heads(model, text, metric="log_probability", answers=text.answer_ids)
+    assert focus.provenance.options["generate"] == 4
+    torch.testing.assert_close(focus.state, expected.state, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(corpus.entropy, expected.entropy, rtol=1e-9, atol=1e-9)
+    written = text.target or text
+    for row, start in enumerate(starts):
+        ids, answer = written.ids[row], slice(start, start + 4)
+        assert text.is_answer[row].nonzero()[:, 0].tolist() == [*range(start, start + 4)]
+        assert text.answer_ids[row] == ids[answer].tolist()
+        pattern, z = (model.output_stack.point(point) for point in ("pattern", "z"))
+        assert torch.equal(acts.of_answer(pattern)[row], acts[pattern][:, row, :, answer])
+        assert torch.equal(acts.of_answer((z, 1))[row], acts[z, 1][row, answer])
+        chances = acts.logits[row].log_softmax(dim=-1)[start - 1 : start + 3].gather(1, ids[answer, None])
+        assert float(effects.before[row]) == pytest.approx(float(chances.sum()), rel=1e-5)
+    refuses("has no rows of an answer", model.run(inputs, points=[z]).of_answer, (z, 1))
+
+
+def test_a_report_shows_the_answer_with_its_prompt() -> None:
+    model = am.load()
+    report = am.report(model, "Anna gave an old anchor", generate=4)
+    text = model.generate("Anna gave an old anchor", 4)
+    assert report.scores.tokens == text.tokens
+    assert "The model wrote the last 4 tokens of the text, greedily." in report.notes
+    assert "text = model.generate('Anna gave an old anchor', 4)\n" in report.calls["setup"]
+    refuses("`generate` must be a whole number", am.report, model, "Anna", generate=-1)
