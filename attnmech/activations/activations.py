@@ -97,8 +97,8 @@ class Activations:
         point, value = parse(name), self[name]
         stack, bare = split_stack(point[0])
         axes = POINTS[bare].axes
-        texts = value.ndim - len(axes)  # behind an axis for layers, if several were asked for
-        axis = texts + next((axes.index(each) for each in ("query", "position") if each in axes), 0)
+        texts = value.ndim - len(axes)  # after the axis of several layers
+        axis = texts + next((axes.index(of_row) for of_row in ("query", "position") if of_row in axes), 0)
         rows, keys = self.batch.is_answer, stack == "cross" and bare in ("k", "v")
         if not bool(rows.any()) or stack == "encoder" or keys or value.shape[axis] != rows.shape[1]:
             raise InputError(f"{name!r} has no rows of an answer here; run what model.generate returned.")
