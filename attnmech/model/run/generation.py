@@ -352,20 +352,20 @@ def continued(
 ) -> Batch:
     """A prompt with its continuation, padded on the right."""
     whole = prompt if prompt.target is None else prompt.target
-    given = tuple(whole.lengths.tolist())
+    lengths = tuple(whole.lengths.tolist())
     if prompt.senses:
-        return replace(longer(prompt, new, real, encoder), prompt_lengths=given)
+        return replace(longer(prompt, new, real, encoder), prompt_lengths=lengths)
     ids, mask = torch.cat((whole.ids, new), dim=1), torch.cat((whole.mask, real), dim=1)
     columns = torch.argsort(~mask, dim=1, stable=True)
     ids, mask = ids.gather(1, columns), mask.gather(1, columns).long()
     if prompt.target is None:
-        return replace(encoder.encode({"input_ids": ids, "attention_mask": mask}), prompt_lengths=given)
+        return replace(encoder.encode({"input_ids": ids, "attention_mask": mask}), prompt_lengths=lengths)
     inputs = dict(prompt.extra)
     if prompt.texts_of is not None:
         inputs |= {"input_ids": prompt.ids, "attention_mask": prompt.mask.long()}
     made = encoder.encode({**inputs, "decoder_input_ids": ids, "decoder_attention_mask": mask})
     assert made.target is not None
-    return replace(made, target=replace(made.target, prompt_lengths=given))
+    return replace(made, target=replace(made.target, prompt_lengths=lengths))
 
 
 def _ids_alone(
