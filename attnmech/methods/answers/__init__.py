@@ -1,0 +1,1 @@
+"""Answers: what a model writes with and without an edit."""
