@@ -28,7 +28,7 @@ from ...errors import InputError
 from ...interventions import Intervention
 from ...interventions.edits import PointEdit
 from ...maths.precision import pass_tolerance
-from ...points import PointKey, parse, split_stack
+from ...points import PointKey
 from ..attention.in_force import Earlier, Pass
 from ..attention.local_global import GLOBAL_MASK
 from ..inputs.encoders import AnyEncoder
@@ -72,35 +72,6 @@ class Generated(Batch):
     def of(cls, batch: Batch, steps: Sequence[Activations] = ()) -> Self:
         """Adds the steps to a batch."""
         return cls(**{field.name: getattr(batch, field.name) for field in fields(Batch)}, steps=tuple(steps))
-
-    def joined(self, point: str = "pattern") -> Activations:
-        """The attention that led to each token: the newest row of every step, joined as if one pass had computed them.
-
-        >>> text = model.generate("The keys", 5, points=["cross.pattern"])    # doctest: +SKIP
-        >>> text.joined("cross.pattern").show("cross.pattern")                # doctest: +SKIP
-
-        The rows of the prompt come from the first step. The label of a row is the token at its position; the token that
-        it predicts labels the next row. Unless hooks change from step to step, the result equals `run` on all but the
-        last token.
-
-        Raises `InputError` unless the point is a pattern or scores, captured at every step.
-        """
-        name = parse(point)[0]
-        stack, bare = split_stack(name)
-        if bare not in ("pattern", "scores") or stack == "encoder":
-            raise InputError(f"steps can be joined at the pattern or the scores of the generated text; got {point!r}.")
-        if not self.steps:
-            raise InputError(f"no step captured anything; give generate points=[{point!r}].")
-        first, *later = self.steps
-        joined: dict[PointKey, Tensor] = {}
-        for layer in sorted(layer for held, layer in first.values if held == name and layer is not None):
-            rows = [first[name, layer], *(step[name, layer][:, :, -1:] for step in later)]
-            width, hidden = rows[-1].shape[-1], 0.0 if bare == "pattern" else torch.finfo(rows[0].dtype).min
-            joined[name, layer] = torch.cat([pad(row, (0, width - row.shape[-1]), value=hidden) for row in rows], dim=2)
-        if not joined:
-            raise InputError(f"the steps hold no {point!r}; give generate points=[{point!r}].")
-        last = self.steps[-1]
-        return Activations(last.batch, joined, model=last.model, lens_points=last.lens_points)
 
 
 @dataclass(frozen=True)

@@ -146,38 +146,20 @@ def test_an_encoder_decoder_and_its_cross_attention_step_by_step() -> None:
 
 
 def _require_steps_are_one_pass(hooked: am.HookedModel, given: Any, said: Any) -> None:
-    whole, joined = hooked.run(given, points=["cross.pattern"]), said.joined("cross.pattern")
-    assert joined.batch.target is not None and joined.batch.target.tokens == whole.batch.target.tokens
+    whole = hooked.run(given, points=["cross.pattern"])
     for layer in range(3):
-        torch.testing.assert_close(joined["cross.pattern", layer], whole["cross.pattern", layer])
-    assert len(joined.show("cross.pattern").data["queries"]) == 4
+        rows = torch.cat([step["cross.pattern", layer][:, :, -1:] for step in said.steps], dim=2)
+        torch.testing.assert_close(rows, whole["cross.pattern", layer])
 
 
-def test_the_steps_of_a_decoder_are_one_pass_until_a_hook_changes_with_the_step() -> None:
+def test_the_steps_of_a_decoder_are_one_pass() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", length=3)
     said = hooked.generate(ids, 4, points=["pattern", "scores"], stop_at_eos=False)
     for name in ("pattern", "scores"):
-        torch.testing.assert_close(
-            said.joined(name)[name], hooked.run(said.ids[:, :-1], points=[name])[name], rtol=1e-4, atol=1e-5
-        )
-
-    def looks_at_itself_in_a_long_text(pattern: Tensor) -> Tensor:
-        return torch.eye(pattern.shape[-1]).expand_as(pattern) if pattern.shape[-1] > 4 else pattern
-
-    with hooked.hooks({("pattern", 1): looks_at_itself_in_a_long_text}):
-        joined = hooked.generate(ids, 4, points=["pattern"], cache=False, stop_at_eos=False).joined()["pattern", 1]
-    assert not torch.equal(joined[:, :, 3, :4], torch.eye(4)[3].expand(3, 5, 4))
-    assert torch.equal(joined[:, :, 4], torch.eye(6)[4].expand(3, 5, 6))
-
-
-def test_what_cannot_be_joined() -> None:
-    said = models.hooked("gpt2").generate(models.token_ids("gpt2"), 2, points=["z"])
-    with pytest.raises(InputError, match="joined at the pattern or the scores of the generated text; got 'z'"):
-        said.joined("z")
-    with pytest.raises(InputError, match=r"hold no 'pattern'; give generate points=\['pattern'\]"):
-        said.joined()
-    with pytest.raises(InputError, match="no step captured anything"):
-        models.hooked("gpt2").generate(models.token_ids("gpt2"), 2).joined()
+        whole = hooked.run(said.ids[:, :-1], points=[name])[name]
+        for length, step in enumerate(said.steps, start=3):
+            row = whole[..., length - 1, :length]
+            torch.testing.assert_close(step[name][..., -1, :], row, rtol=1e-4, atol=1e-5)
 
 
 def test_a_text_ends_at_its_end_token() -> None:
