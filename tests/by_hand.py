@@ -42,7 +42,6 @@ def plan_of(plain: Any) -> Architecture:
 
 
 def block_of(plain: Any, layer: int) -> nn.Module:
-    """A block of a raw model."""
     found: nn.Module = submodule(plain.base_model, plan_of(plain).blocks)[layer]  # type: ignore[index]
     return found
 
@@ -81,8 +80,6 @@ def divergences(logits: Tensor, clean: Tensor, lengths: list[int]) -> Tensor:
 
 
 def zeroed(head: int) -> Callable[[Tensor], Tensor]:
-    """The change that sets z of one head to 0."""
-
     def change(z: Tensor) -> Tensor:
         z[..., head, :] = 0
         return z
@@ -148,7 +145,6 @@ def values_and_gradients(plain: Any, ids: Tensor, judged: Callable[[Tensor], Ten
 
 
 def seen(plain: Any, ids: Tensor, at: str, layer: int) -> Tensor:
-    """The raw model's value at a point."""
     kept: list[Tensor] = []
 
     def keep(value: Tensor) -> Tensor:

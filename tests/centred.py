@@ -88,7 +88,6 @@ def scale_of(name: str) -> float:
 
 @cache
 def hooked(name: str, dtype: torch.dtype) -> am.HookedModel:
-    """A family by name, from tests/models.py or the auto classes; shared, so tests must not change it."""
     if name == "gemma3":
         return am.load(models.randomised(gemma3(), dtype=dtype))
     if name in ("cohere", "llama4_text"):

@@ -40,8 +40,6 @@ class Lengths(am.Reducer):
 
 
 class Slow(Lengths):
-    """The same, slowly."""
-
     def start(self, run: am.reducers.Run) -> State:
         time.sleep(0.05)
         return super().start(run)

@@ -16,8 +16,6 @@ import attnmech as am
 
 
 class Made(NamedTuple):
-    """A result that an example makes."""
-
     code: str
     """The statement that assigns it."""
     name: str

@@ -18,8 +18,6 @@ def loss(logits: Tensor, ids: Tensor) -> float:
 
 
 class Raw:
-    """The results of transformers for one text."""
-
     def __init__(self, plain: Any, ids: Tensor) -> None:
         self.plain, self.ids = plain, ids
         with torch.no_grad():
@@ -54,7 +52,6 @@ class Trained:
 
     @classmethod
     def of(cls, file: Path, dtype: str, texts: list[str]) -> Self:
-        """Both models of a file."""
         hooked, folder = am.load(file, dtype=dtype), dequantised(file).folder
         plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         with torch.no_grad():
@@ -64,7 +61,6 @@ class Trained:
 
     @cached_property
     def raw(self) -> list[Raw]:
-        """The reference's results for each text."""
         return [Raw(self.plain, self.hooked.tokenizer(text, return_tensors="pt").input_ids) for text in self.texts]
 
     def within(self, float32: float, bfloat16: float, float16: float = 0.0) -> float:

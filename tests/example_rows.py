@@ -12,8 +12,6 @@ WORD: Final = 2**64
 
 
 class Row(NamedTuple):
-    """A row of one head that counts."""
-
     value: float
     text: int
     position: int

@@ -140,7 +140,6 @@ class Subject:
 
     @property
     def crossed(self) -> bool:
-        """Whether it has an encoder and a decoder."""
         return len(self.model.stacks) > 1
 
     @cached_property
@@ -159,12 +158,10 @@ class Subject:
 
     @property
     def few(self) -> Any:
-        """The first two."""
         return self.inputs[:2] if self.reads_text else iter(self.inputs[:2])
 
     @property
     def reads_text(self) -> bool:
-        """Whether its inputs are strings."""
         return self.tokenizer is not None and not self.crossed
 
     def _signal(self, seed: int) -> dict[str, Tensor]:
@@ -176,7 +173,6 @@ class Subject:
 
     @property
     def text(self) -> Any:
-        """One input."""
         return self.inputs[0]
 
     @property
@@ -213,7 +209,6 @@ class Subject:
 
     @property
     def judged(self) -> dict[str, Any]:
-        """The metric of patching."""
         if not self.model.writes_tokens:
             return {"metric": first_logits}
         return {"answers": torch.tensor([5]), "against": torch.tensor([9])}

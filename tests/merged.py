@@ -105,7 +105,6 @@ DEEP: Final = Kind(_rows, 6, {**_OUT, "vision_config.deepstack_visual_indexes": 
 
 
 def model_of(kind: str, made: Kind | None = None) -> Any:
-    """The plain model of a kind."""
     made = made or KINDS[kind]
     return tiny.merging(kind, made.sizes, **{made.placeholder: IMAGE})
 
@@ -120,13 +119,11 @@ def inputs_of(made: Kind, number: int, words: int) -> dict[str, Tensor]:
 
 
 def picture(seed: int, *, width: int = 40, height: int = 30) -> Image.Image:
-    """A picture of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 
 def recording(seed: int) -> tuple[int, np.ndarray]:
-    """One second of noise."""
     return 16000, np.random.default_rng(seed).normal(size=16000).astype(np.float32)
 
 

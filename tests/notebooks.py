@@ -31,7 +31,6 @@ def stored(name: str) -> Any:
 
 
 def digest(notebook: Any) -> str:
-    """A digest of the code of the cells."""
     return _short("\0".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
 
 

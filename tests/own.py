@@ -41,8 +41,6 @@ class TwoAttentions(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm block as people write it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(D), nn.LayerNorm(D)
@@ -97,8 +95,6 @@ class Classifier(nn.Module):
 
 
 class Recurring(nn.Module):
-    """One layer, used three times."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = layer()

@@ -69,8 +69,6 @@ EMPTY_NAMES = {"each", "found", "given", "told", "said", "about"}
 
 
 class Place(NamedTuple):
-    """One use of a pattern: file, line, the words and the advice."""
-
     path: Path
     line: int
     words: str

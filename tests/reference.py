@@ -261,7 +261,6 @@ def turns(model: Any, length: int, dtype: torch.dtype) -> list[Tensor] | None:
 
 
 def scale(model: Any) -> float:
-    """The factor of q·k."""
     if family(model) == "gemma2":
         return float(model.config.query_pre_attn_scalar) ** -0.5
     if family(model) in ("deberta", "deberta-v2"):

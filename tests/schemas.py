@@ -16,7 +16,6 @@ FOLDER = Path(__file__).parents[1] / "docs" / "schema"
 
 @cache
 def script() -> ModuleType:
-    """The script that writes the schemas."""
     spec = importlib.util.spec_from_file_location("make_schemas", FOLDER / "make.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -46,7 +46,6 @@ def made(kind: str, config: str, options: dict[str, Any]) -> Any:
 
 
 def two_towers(kind: str) -> Any:
-    """A CLIP or SigLIP model."""
     return made(f"{kind}Model", kind, {"text_config": TEXT, "vision_config": SIZES | SQUARE})
 
 

@@ -58,7 +58,6 @@ RUNS_CODE = {"eval", "exec", "torch.load", "joblib.load", "yaml.load", "pandas.r
 
 
 def _end_of(function: ast.expr) -> str:
-    """The last name of a function that is called."""
     return getattr(function, "attr", getattr(function, "id", ""))
 
 

@@ -293,12 +293,10 @@ def senses() -> dict[str, tuple[str, str]]:
 
 
 def class_of(kind: str) -> str:
-    """The class to build for a type."""
     return kinds()[kind] if kind in kinds() else senses()[kind][1]
 
 
 def parameters_of(kind: str, sizes: Mapping[str, int] = ONE) -> int:
-    """The number of parameters of a type's model; nothing is allocated."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in _made(kind, sizes).parameters())
 

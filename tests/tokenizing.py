@@ -94,11 +94,9 @@ class Slow(transformers.PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """The number of words."""
         return len(self.words)
 
     def get_vocab(self) -> dict[str, int]:
-        """The id of each word."""
         return {word: number for number, word in enumerate(self.words)}
 
     def _tokenize(self, text: str, **_: Any) -> list[str]:
@@ -111,12 +109,10 @@ class Slow(transformers.PreTrainedTokenizer):
         return self.words[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """The words with spaces between them."""
         return " ".join(tokens)
 
 
 def wordpiece(*pieces: str) -> Any:
-    """A tokenizer like BERT's."""
     names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces)
     return transformers.BertTokenizer(vocab={name: number for number, name in enumerate(names)})
 

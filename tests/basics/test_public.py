@@ -45,7 +45,6 @@ def written_by_users() -> dict[str, Callable[..., Any]]:
 
 
 def names_of(function: Callable[..., Any]) -> list[str]:
-    """The names of a call's arguments; empty if it passes on unknown ones."""
     names = []
     for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:

@@ -10,8 +10,6 @@ from attnmech.cli import main as cli
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
-
     status: int
     out: str
     err: str

@@ -39,7 +39,6 @@ importlib.import_module("attnmech.pages.limits")  # so that the report of the fi
 
 
 def to(*paths: Path) -> list[str]:
-    """`--out` for every path."""
     return [argument for path in paths for argument in ("--out", str(path))]
 
 

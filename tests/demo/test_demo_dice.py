@@ -33,8 +33,6 @@ class Differs(Exception):
 
 
 class Planned(Dice):
-    """Makes prescribed choices."""
-
     def __init__(self, places: Sequence[int]) -> None:
         super().__init__(Random(0))
         self.places = list(places)[::-1]

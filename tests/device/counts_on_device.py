@@ -106,7 +106,6 @@ FAULTS = (doubled_z, changed_values, leaking_rows)
 
 
 def errors(model: am.HookedModel) -> list[str]:
-    """The model's error for each fault."""
     sentences = []
     for fault in FAULTS:
         with fault(model):

@@ -39,7 +39,6 @@ class Count:
     waits: Counter[str] = field(default_factory=Counter)
 
     def total(self) -> tuple[int, int]:
-        """Number of launches and of waits."""
         return self.launches.total(), self.waits.total()
 
 
@@ -68,8 +67,6 @@ def _count(name: str, *, waits: bool = False) -> None:
 
 
 class _DLTensor(ctypes.Structure):
-    """`DLTensor` of dlpack.h."""
-
     _fields_ = (
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
         ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
@@ -79,8 +76,6 @@ class _DLTensor(ctypes.Structure):
 
 
 class _DLManaged(ctypes.Structure):
-    """`DLManagedTensor` of dlpack.h."""
-
     _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
@@ -96,7 +91,6 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(struct: int) -> None:
-    """Frees the bytes of a deleted storage."""
     del _held[_addresses.pop(struct)]
 
 

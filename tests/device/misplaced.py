@@ -18,7 +18,6 @@ import attnmech as am
 
 
 def statements() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Each attempt, with its call."""
     tokenizer, ids = models.tokenizer(), models.token_ids("gpt2")
     on_cpu, on_device = am.load(models.fresh("gpt2")), am.load(models.fresh("gpt2"), device=fake_device.NAME)
     expected = on_cpu.run(ids).logits

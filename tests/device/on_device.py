@@ -85,7 +85,6 @@ def placed(raw: Any, devices: Sequence[str]) -> Any:
 
 
 def measured(of: Subject, names: list[str]) -> dict[str, tuple[Tensor, float]]:
-    """The numbers of some calls, each with the rounding of the metrics that it is a difference of."""
     assert of.model.certificate.ok, of.model.certificate.verdict
     numbers: dict[str, tuple[Tensor, float]] = {}
     for name in names:

@@ -180,8 +180,6 @@ def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Pat
 
 
 class Broken(Lengths):
-    """Returns NaN for one document."""
-
     def close(self, state: State, run: am.reducers.Run) -> State:
         if 21 in run.documents.tolist():
             state["largest"][0, 0] = torch.nan
@@ -189,8 +187,6 @@ class Broken(Lengths):
 
 
 class Unsendable(Lengths):
-    """A reducer that cannot be sent to workers."""
-
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self.lock = threading.Lock()

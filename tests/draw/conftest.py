@@ -108,12 +108,10 @@ def updates(view: ScoreNumbers) -> UpdateNumbers:
 
 
 def sections_of(view: ScoreNumbers, *further: Section) -> list[Section]:
-    """The sections of figures 1 to 3 and further ones."""
     return [*score_sections(view, "scores", SHOWN, ""), *further]
 
 
 def page(view: ScoreNumbers, sections: Sequence[Section], **parts: Any) -> str:
-    """A page with little besides its sections."""
     blank: dict[str, Any] = {
         "title": "t",
         "headline": "h",
@@ -175,7 +173,6 @@ def uncentred(view: ScoreNumbers) -> ScoreNumbers:
 
 
 def shown_layers(updates: UpdateNumbers, view: ScoreNumbers) -> UpdateNumbers:
-    """The updates of the page's layers."""
     places = [updates.layers.index(layer) for layer in view.layers]
     by_side = {name: getattr(updates, name)[:, places] for name in ("magnitude", "orientation")}
     return replace(updates, layers=view.layers, attended=updates.attended[places], **by_side)

@@ -24,7 +24,6 @@ TYPES = {",": "comma", ".": "sentence end", "12": "number", "<s>": "special"}
 
 
 def page_of(view: JointEmbedding) -> str:
-    """A page of the view, with a map of the heads."""
     layers = sorted({layer for layer, _ in view.heads})
     scale = view.scale[layers].numpy()
     heads = PageHeads(layers, scale.shape[1], numbers=[HeadNumber("scale", "scale c", "numbers", scale)])

@@ -15,7 +15,6 @@ LAYERS = (3, 4, 7, 9, 12)
 
 @pytest.fixture
 def values() -> np.ndarray:
-    """5 layers × 4 heads, all numbers different."""
     return np.random.default_rng(0).permutation(20).reshape(5, 4).astype(np.float32) / 20
 
 

@@ -28,7 +28,6 @@ def above(pattern: np.ndarray, threshold: float) -> set[tuple[int, int]]:
 
 
 def edges(page: Any) -> set[tuple[int, int]]:
-    """The edges, two frames later."""
     drawn = page.evaluate(
         """async () => {
              for (let frame = 0; frame < 2; frame += 1) await new Promise(requestAnimationFrame);

@@ -63,7 +63,6 @@ def assert_alike(drawn: Any, expected: Any, place: str) -> None:
 
 
 def is_shown(figure: Chart, slot: Slot, chosen: dict[str, int]) -> bool:
-    """Whether a slot's trace, if it has one, is visible; a page leaves invisible traces empty."""
     switch = ".".join([*slot.path.split(".")[:2], "visible"])
     return slot.path == switch or all(each.value(chosen) for each in figure.slots if each.path == switch)
 

@@ -27,13 +27,11 @@ KEYS = np.array([0, 1, 0, 1])
 
 
 def of_one(chart: Any, shares: Any, keys: Any, tokens: Any) -> Any:
-    """The figure of one head and rank."""
     of_all = {name: share[None, None, :, None] for name, share in shares.items()}
     return chart(of_all, keys[None, None, :, None], tokens).figure(layer=0, head=0, rank=0, query=0)
 
 
 def key_terms(terms: Any) -> Any:
-    """Figure 3 of one head."""
     chart = key_terms_chart({name: term[None, None] for name, term in terms.items()}, TOKENS)
     return chart.figure(layer=0, head=0)
 

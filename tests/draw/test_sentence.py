@@ -44,7 +44,6 @@ def test_special_has_an_entry_for_each_key() -> None:
 
 
 def lines(page: Any) -> list[dict[str, Any]]:
-    """The lines, two frames later."""
     return list(
         page.evaluate(
             """async () => {

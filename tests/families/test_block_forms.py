@@ -20,7 +20,6 @@ LAYER = 2
 
 @cache
 def raw(kind: str) -> Any:
-    """transformers' model, shared by the tests, which must not change it."""
     return tiny.model_of(kind)
 
 

@@ -18,7 +18,6 @@ def verdicts(name: str) -> Any:
 
 
 def output_of(name: str, path: str, ids: Tensor) -> Tensor:
-    """The output of a module of block 1 in a plain model."""
     found: list[Tensor] = []
     module = models.blocks_of(models.plain(name))[1].get_submodule(path)
     handle = module.register_forward_hook(lambda module, args, output: found.append(output))

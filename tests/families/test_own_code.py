@@ -24,7 +24,6 @@ INPUTS = {"input_ids": torch.randint(10, 80, (2, LENGTH), generator=torch.Genera
 
 @cached
 def raw(kind: str) -> Any:
-    """transformers' model in eager attention, shared by the tests, which must not change it."""
     if kind == "albert_groups":
         model = tiny.albert_groups()
     elif kind == "roformer_wide":

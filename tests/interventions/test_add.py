@@ -85,8 +85,6 @@ def registry() -> Iterator[None]:
 def test_a_new_edit_is_its_class(tmp_path: Any) -> None:
     @dataclass(frozen=True)
     class Flip(PointEdit):
-        """Negates the value."""
-
         POINTS = ("z",)
         point: str = "z"
 

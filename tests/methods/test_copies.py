@@ -126,7 +126,6 @@ def test_texts_with_the_same_tokens_are_one_text(call: Callable[..., Any], model
 
 
 def many_texts() -> list[str]:
-    """400 texts with different tokens."""
     words = models.WORDS[3:8]
     return [" ".join(words[number // 5**place % 5] for place in range(3 + number % 4)) for number in range(400)]
 

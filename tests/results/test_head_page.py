@@ -182,7 +182,6 @@ def test_a_view_of_one_layer_follows_the_page_within_that_layer(chromium: Any, t
 
 
 def click_cell(page: Any, figure: str, row: int, column: int) -> None:
-    """Clicks a cell of a figure's map."""
     place = page.evaluate(
         """([id, row, column]) => {
              const { _fullLayout: { xaxis, yaxis } } = document.getElementById(id);

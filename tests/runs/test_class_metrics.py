@@ -36,7 +36,6 @@ def plain_of(kind: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def surprise(logits: Tensor, label: int) -> Tensor:
-    """−ln p(label) of one row."""
     return -(logits.double()[label] - logits.double().logsumexp(0))
 
 

@@ -61,8 +61,6 @@ SENTENCES = ["Anna sang of shells.", "Tom gave the old key to Anna.", "Tom sang.
 
 
 class Dataset:
-    """A split in memory."""
-
     def __init__(self, columns: dict[str, list[Any]]) -> None:
         self.columns = columns
 
@@ -95,8 +93,6 @@ class IterableDataset:
 
 
 class DatasetDict(dict[str, Any]):
-    """Splits by name."""
-
     @property
     def column_names(self) -> dict[str, Any]:
         return {name: split.column_names for name, split in self.items()}

@@ -402,7 +402,6 @@ class Breaks(am.Reducer):
 
 
 def held_by(path: Path) -> dict[str, Any]:
-    """The header of a journal."""
     size = int.from_bytes(path.read_bytes()[:8], "little")
     found: dict[str, Any] = json.loads(json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]["attnmech"])
     return found
@@ -501,8 +500,6 @@ def test_journals_of_something_else(broken_off: Path, monkeypatch: pytest.Monkey
 
 
 class Bad(Rows):
-    """Does one thing wrong."""
-
     def __init__(self, where: str, wrong: Callable[[State], Any]) -> None:
         super().__init__(21)
         self.where, self.wrong = where, wrong

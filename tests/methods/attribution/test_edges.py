@@ -21,7 +21,6 @@ from attnmech.results import EdgeAttribution
 
 
 def edge_estimates(model: am.HookedModel, *prompts: Any, **options: Any) -> EdgeAttribution:
-    """The estimates of all edges."""
     attribution = am.attribute(model, *prompts, edges=True, **{"nodes": "heads+mlps", **options})
     assert isinstance(attribution, EdgeAttribution)
     return attribution

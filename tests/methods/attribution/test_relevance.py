@@ -54,8 +54,6 @@ def hooks_of(model: am.HookedModel) -> int:
 
 
 class ByHand:
-    """A forward pass by hand, which keeps its values at the points."""
-
     def __init__(self, plain: Any) -> None:
         self.plain = plain.requires_grad_(False)
         self.kept: dict[Any, Tensor] = {}

@@ -79,7 +79,6 @@ def test_bands_hold_the_fifths_of_the_sample(sample: int, monkeypatch: pytest.Mo
 
 
 def first_key(block: am.reducers.RowBlock) -> Tensor:
-    """The attention to the first token."""
     return block.pattern[..., 0]
 
 

@@ -130,7 +130,6 @@ def test_circuits_of_nodes_equal_interventions_on_all_other_nodes(family: str) -
 
 
 def measured(inside: Tensor, full: Tensor, empty: Tensor, sizes: tuple[int, ...]) -> Faithfulness:
-    """A result with these numbers, on 100 edges."""
     found = am.faithfulness(models.hooked("gpt2"), some_edges(models.hooked("gpt2"), 0.5, 0), *pair("gpt2"), **JUDGED)
     tokens = found.tokens[:1] * len(full)
     return Faithfulness("mine", "zero", sizes, 100, full, empty, inside, inside.flip(0), tokens, found.provenance)

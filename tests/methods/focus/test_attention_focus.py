@@ -26,7 +26,6 @@ NAMES = ("bloom", "gpt2", "llama", "bert", "gemma2", "falcon_rotary_serial", "op
 
 
 def patterns(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """Attention probabilities of transformers' eager attention, layer by layer."""
     model = models.in_attention(models.fresh(name, dtype), "eager")
     with torch.no_grad():
         return [each.double() for each in model(**inputs, output_attentions=True).attentions]

@@ -20,7 +20,6 @@ TEMPLATE = "{x} the {y} . "
 
 
 def model_of(family: str) -> tuple[am.HookedModel, Any]:
-    """A small model with a tokenizer of whole words, and the raw one."""
     plain = models.fresh(family)
     return am.load(plain, tokenizer=models.tokenizer()), models.fresh(family)
 

@@ -167,7 +167,6 @@ def test_a_planted_bias_is_claimed_and_no_other() -> None:
 
 
 def letters(number: int) -> str:
-    """A different word for each number."""
     return "w" + "abcdefgh"[number // 8] + "abcdefgh"[number % 8]
 
 

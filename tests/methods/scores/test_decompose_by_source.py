@@ -169,7 +169,6 @@ def tolerance_of(name: str, dtype: torch.dtype) -> float:
 
 
 def mean_at(vectors: Tensor, places: list[int]) -> Tensor:
-    """The mean of vectors at some places; zero for none."""
     return vectors[places].sum(dim=0) / max(1, len(places))
 
 

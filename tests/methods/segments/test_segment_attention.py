@@ -27,7 +27,6 @@ SPANS = [[(0, 1), (1, 4), (4, 7)], [(0, 3), (3, 5)], [(0, 2), (2, 3)]]
 
 
 def by_hand(pattern: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-    """M of one head, cell by cell."""
     found = torch.zeros(len(spans), len(spans), dtype=torch.float64)
     for s, (first, last) in enumerate(spans):
         for t, (start, end) in enumerate(spans):

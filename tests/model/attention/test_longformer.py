@@ -157,7 +157,6 @@ class Filled(am.Reducer):
     """The scores, pattern and highest key that reducers see, row by row over all keys."""
 
     def start(self, run: Run) -> dict[str, Tensor]:
-        """Nothing yet."""
         texts, length = run.batch.ids.shape
         self.gathered: list[Tensor] = []
         shape = run.n_layers, texts, run.n_heads, length
@@ -169,7 +168,6 @@ class Filled(am.Reducer):
         }
 
     def add(self, state: dict[str, Tensor], block: RowBlock, run: Run) -> None:
-        """Keeps all."""
         rows = slice(block.rows.start, block.rows.stop)
         if block.keys is not None:
             self.gathered.append(block.keys)
@@ -179,7 +177,6 @@ class Filled(am.Reducer):
         state["top"][block.index][:, :, rows] = block.top.key
 
     def merge(self, one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Not for a corpus."""
         raise NotImplementedError
 
 

@@ -56,7 +56,6 @@ def logits(given: dict[str, Tensor] | None = None) -> Tensor:
 
 
 def kl(found: Tensor) -> Tensor:
-    """From the clean output."""
     return divergences(found, _clean(), LENGTHS)
 
 

@@ -40,7 +40,6 @@ PROMPTS: dict[str, Any] = {
 
 
 def adapted(config: Any, base: Any = None, name: str = "default") -> Any:
-    """A model with a random adapter."""
     found = peft.get_peft_model(models.fresh("llama") if base is None else base, config, adapter_name=name)
     return spread(found)
 

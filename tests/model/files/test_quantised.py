@@ -48,8 +48,6 @@ class RoundedInputs(Codes):
 
 
 class Hidden(Codes):
-    """The same, with unreadable outputs."""
-
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), None
 
@@ -63,7 +61,6 @@ def quantised(raw: Any, kind: Callable[[nn.Linear], nn.Module] = Codes) -> Any:
 
 
 def dequantised(raw: Any) -> Any:
-    """The model with the same weights in plain projections."""
     for path, part in list(raw.named_modules()):
         if isinstance(part, Codes):
             plain = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None)

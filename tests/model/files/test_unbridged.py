@@ -28,7 +28,6 @@ def bridge_of(name: str, tokenizer: Any = None) -> TransformerBridge:
 
 
 def logits_of(model: nn.Module, name: str) -> Tensor:
-    """The logits of a transformers model at real tokens."""
     with torch.no_grad():
         return _at_real_tokens(model(**models.inputs_of(name)).logits, name)
 

@@ -23,7 +23,6 @@ from attnmech.model.structure.text_part import placeholders_of
 
 
 def blocks_of(plain: Any) -> str:
-    """The path of the blocks of the text part."""
     paths = [path for path, _ in plain.base_model.named_modules()]
     return next(path for path in ("language_model.layers", "text_model.layers") if path in paths)
 
@@ -111,7 +110,6 @@ class Qwen(transformers.Qwen2VLProcessor):  # type: ignore[misc]
 
 
 def processor_of(kind: str) -> Any:
-    """A processor for the small model of a kind."""
     side, clip = {"height": 32, "width": 32}, {"patch_size": 8, "num_additional_image_tokens": 1}
     cropped: dict[str, Any] = {"size": {"shortest_edge": 32}, "crop_size": side}
     clip |= {"vision_feature_select_strategy": "default"}

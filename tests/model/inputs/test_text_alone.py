@@ -34,7 +34,6 @@ LENGTH = 60
 
 
 def texts() -> torch.Tensor:
-    """Token ids without placeholders."""
     known = torch.tensor([token for token in range(10, tiny.ONE["vocab"]) if token not in (IMAGE, BEGIN, END)])
     return known[torch.randint(len(known), (2, LENGTH), generator=torch.Generator().manual_seed(1))]
 

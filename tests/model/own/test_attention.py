@@ -33,8 +33,6 @@ class Product(nn.Module):
 
 
 class WrittenOut(nn.Module):
-    """Softmax attention, written out."""
-
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))

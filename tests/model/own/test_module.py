@@ -141,7 +141,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 def own_output(module: nn.Module, example: Any) -> Tensor:
-    """The output of the user's module, called as the user calls it."""
     args = example if isinstance(example, tuple) else () if isinstance(example, dict) else (example,)
     with torch.no_grad():
         found = module(*args, **(example if isinstance(example, dict) else {}))
@@ -329,8 +328,6 @@ def test_labels_name_positions_and_further_keys_come_after_them() -> None:
 
 
 class Twice(nn.Module):
-    """Two attentions with different numbers of heads."""
-
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two = (nn.MultiheadAttention(D, heads, batch_first=True) for heads in (4, 6))
@@ -341,8 +338,6 @@ class Twice(nn.Module):
 
 
 class Folding(nn.Module):
-    """A module that folds channels into the batch."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = layer()

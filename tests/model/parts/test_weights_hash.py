@@ -12,8 +12,6 @@ from attnmech.model.parts.hashes import WeightsHash, model_hash, tensors_hash
 
 
 class Parts(nn.Module):
-    """Parameters of several shapes and precisions."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)

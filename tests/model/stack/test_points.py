@@ -28,7 +28,6 @@ MLP_OUT = {"bloom": "mlp.dense_4h_to_h", "gpt2": "mlp", "llama": "mlp", "bert": 
 
 @contextmanager
 def outputs_of(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """The outputs of a plain model's modules during the block."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
