@@ -7,7 +7,7 @@ All axes of a model have different lengths; biases and norms are random. A cell 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import Parameter, isfunction, signature
 from itertools import chain
 from pathlib import Path
@@ -43,17 +43,9 @@ TEXTS: Final = (
 )
 
 
-def from_tiny(kind: str) -> Callable[[], Any]:
-    return lambda: tiny.model_of(kind)
-
-
-def from_masked(kind: str) -> Callable[[], Any]:
+def masked(kind: str) -> Any:
     made = getattr(transformers, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES[kind])
-    return lambda: models.randomised(made._from_config(tiny.config_of(kind), dtype=torch.float32))
-
-
-def from_senses(name: str) -> Callable[[], Any]:
-    return lambda: senses.raw(name)
+    return models.randomised(made._from_config(tiny.config_of(kind), dtype=torch.float32))
 
 
 def unispeech() -> Any:
@@ -64,16 +56,10 @@ def whisper() -> Any:
     return models.randomised(senses.made("WhisperForConditionalGeneration", "Whisper", senses.TRANSCRIBING))
 
 
-def named(members: str, build: Callable[[str], Callable[[], Any]] = from_tiny) -> dict[str, dict[str, Any]]:
-    """Members built by `tests/tiny.py`, as "name: model types; ...", by the name in the table."""
+def named(members: str, build: Callable[[str], Any] = tiny.model_of) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Members as "name: model types; ...", by the name in the table."""
     pairs = (member.strip().split(": ") for member in members.split(";"))
-    return {name: {kind: build(kind) for kind in kinds.split()} for name, kinds in pairs}
-
-
-def seen(members: str) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Members built by `tests/senses.py`."""
-    pairs = (member.strip().split(": ") for member in members.split(";"))
-    return {name: {kind: from_senses(kind) for kind in kinds.split()} for name, kinds in pairs}
+    return {name: {kind: partial(build, kind) for kind in kinds.split()} for name, kinds in pairs}
 
 
 FAMILIES: Final[dict[str, dict[str, dict[str, Callable[[], Any]]]]] = {
@@ -102,7 +88,7 @@ FAMILIES: Final[dict[str, dict[str, dict[str, Callable[[], Any]]]]] = {
     "encoders": named(
         "BERT: bert; RoBERTa: roberta; DistilBERT: distilbert; ELECTRA: electra; ALBERT: albert; MPNet: mpnet; "
         "RemBERT: rembert; RoFormer: roformer; ModernBERT: modernbert; ESM: esm",
-        from_masked,
+        masked,
     ),
     "disentangled attention": named("DeBERTa to v3: deberta deberta-v2; XLNet: xlnet"),
     "encoder-decoders": named(
@@ -113,12 +99,13 @@ FAMILIES: Final[dict[str, dict[str, dict[str, Callable[[], Any]]]]] = {
     "long texts": {
         "Longformer": {"longformer": lambda: models.fresh("longformer")}, "LED": {"led": lambda: models.fresh("led")},
     },
-    "images": seen(
+    "images": named(
         "ViT: vit; DeiT: deit; DINOv2 and v3: dinov2 dinov3; CLIP: clip_vision; SigLIP: siglip_vision; BEiT: beit; "
-        "YOLOS: yolos"
+        "YOLOS: yolos",
+        senses.raw,
     ),
-    "sound": seen("wav2vec 2.0: wav2vec2; HuBERT: hubert") | {"UniSpeech": {"unispeech": unispeech}}
-    | seen("SEW: sew; AST: ast; Whisper: whisper_encoder"),
+    "sound": named("wav2vec 2.0: wav2vec2; HuBERT: hubert", senses.raw) | {"UniSpeech": {"unispeech": unispeech}}
+    | named("SEW: sew; AST: ast; Whisper: whisper_encoder", senses.raw),
 }  # fmt: skip
 """A small model of each family that the table in the docs names: by its row, its name there, and its model type."""
 
@@ -261,6 +248,16 @@ def _needed(method: Callable[..., Any]) -> list[str]:
     return [name for name, each in signature(method).parameters.items() if each.default is Parameter.empty]
 
 
+def _written(result: Any, of: Subject) -> Any:
+    result.write_html(of.folder / "page.html")
+    return result
+
+
+def _plotted(result: Any, *chosen: Any) -> Any:
+    result.plot(*chosen)
+    return result
+
+
 def _certify(of: Subject) -> Any:
     certificate = am.certify(of.model)
     assert certificate.ok, certificate.verdict
@@ -333,38 +330,9 @@ def _logits(of: Subject) -> Any:
     return am.residual_updates(of.model, of.text, answers=answers, against=against, **stack).logits
 
 
-def _stream(of: Subject) -> Any:
-    (focus,) = am.stream(of.model, iter(of.inputs), [am.results.AttentionFocus.reducer()], **of.of_stack)
-    return focus
-
-
-def _relations(of: Subject) -> Any:
-    labelled = [(text, 5, 2, "five") for text in of.inputs]
-    found = am.relations(of.model, labelled)
-    found.plot("five")
-    return found
-
-
-def _group_attention(of: Subject) -> Any:
-    found = am.group_attention(of.model, of.texts, {"nouns": ["keys", "dog", "shell"], "articles": ["the", "a"]})
-    found.plot("nouns → articles")
-    return found
-
-
-def _joint_embedding(of: Subject) -> Any:
-    found = am.joint_embedding(of.model, of.text, sample=30, heads=of.heads[:2], **of.of_stack)
-    found.write_html(of.folder / "joint.html")
-    return found
-
-
 def _sweep(of: Subject) -> Any:
     changes = {"uniform": am.Intervention.attend(of.heads, "uniform", **of.of_stack), "zero": of.zero}
     return am.sweep(of.model, of.few, changes, of.metric)
-
-
-def _attribute_edges(of: Subject) -> Any:
-    options = {"nodes": "heads+mlps", "confirm": 1, "controls": 1, **of.judged}
-    return am.attribute(of.model, *of.pair, edges=True, **options)
 
 
 def _faithfulness(of: Subject) -> Any:
@@ -404,18 +372,6 @@ def _trajectory(of: Subject) -> Any:
     return run
 
 
-def _report(of: Subject) -> Any:
-    report = am.report(of.model, of.text)
-    report.write_html(of.folder / "report.html")
-    return report
-
-
-def _atlas(of: Subject) -> Any:
-    atlas = am.atlas(of.model, of.texts, k=2)
-    atlas.write_html(of.folder / "atlas.html")
-    return atlas
-
-
 def _example(function: Callable[..., Any]) -> Call:
     """The example in the docstring of a public function, with the subject's model and inputs."""
 
@@ -450,16 +406,21 @@ CALLS: dict[str, Call] = {
     "attention_flow": lambda of: am.attention_flow(of.model, of.text),
     'attention_flow("norm_residual")': lambda of: am.attention_flow(of.model, of.text, "norm_residual"),
     'attention_flow("gradient")': lambda of: am.attention_flow(of.model, of.text, "gradient", metric=of.metric),
-    "stream": _stream,
+    "stream": lambda of: am.stream(of.model, iter(of.inputs), [am.results.AttentionFocus.reducer()], **of.of_stack)[0],
     "head_types": lambda of: am.head_types(of.model, None if of.reads_text else of.texts, **of.of_stack),
-    "relations": _relations,
-    "group_attention": _group_attention,
+    "relations": lambda of: _plotted(am.relations(of.model, [(text, 5, 2, "five") for text in of.inputs]), "five"),
+    "group_attention": lambda of: _plotted(
+        am.group_attention(of.model, of.texts, {"nouns": ["keys", "dog", "shell"], "articles": ["the", "a"]}),
+        "nouns → articles",
+    ),
     "segment_attention": lambda of: am.segment_attention(of.model, of.text, of.segments, **of.of_stack),
     "segment_effects": lambda of: am.segment_effects(of.model, of.text, of.segments),
     "redundancy": lambda of: am.redundancy(of.model, of.texts, **of.of_stack),
     "odd_heads": lambda of: am.odd_heads(of.model, of.texts, **of.of_stack),
     "composition": lambda of: am.composition(of.model),
-    "joint_embedding": _joint_embedding,
+    "joint_embedding": lambda of: _written(
+        am.joint_embedding(of.model, of.text, sample=30, heads=of.heads[:2], **of.of_stack), of
+    ),
     "ablate_heads": lambda of: am.ablate_heads(of.model, of.few, of.heads, of.zero, of.metric),
     'ablate_heads(later="frozen")': lambda of: am.ablate_heads(
         of.model, of.few, of.heads[:1], of.zero, of.metric, later="frozen"
@@ -475,7 +436,9 @@ CALLS: dict[str, Call] = {
     "patch": lambda of: am.patch(of.model, *of.pair, heads=of.heads[:2], **of.judged),
     'patch(at="resid_pre")': lambda of: am.patch(of.model, *of.pair, at="resid_pre", positions=[2, 3], **of.judged),
     "attribute": lambda of: am.attribute(of.model, *of.pair, confirm=1, controls=1, **of.judged),
-    "attribute(edges=True)": _attribute_edges,
+    "attribute(edges=True)": lambda of: am.attribute(
+        of.model, *of.pair, edges=True, nodes="heads+mlps", confirm=1, controls=1, **of.judged
+    ),
     "faithfulness": _faithfulness,
     "mean_difference": lambda of: am.mean_difference(of.model, iter(of.inputs[:4]), iter(of.inputs[1:]), at="z"),
     "steer": _steer,
@@ -486,8 +449,8 @@ CALLS: dict[str, Call] = {
     "compare": lambda of: am.compare(of.model, of.model, of.texts, am.head_importance, metric=of.metric),
     "untrained": lambda of: am.untrained(of.model).certificate,
     "trajectory": _trajectory,
-    "report": _report,
-    "atlas": _atlas,
+    "report": lambda of: _written(am.report(of.model, of.text), of),
+    "atlas": lambda of: _written(am.atlas(of.model, of.texts, k=2), of),
     "examples": lambda of: am.examples(of.model, of.texts, k=3, **of.of_stack),
     'examples(by="value_weighted")': lambda of: am.examples(
         of.model, of.texts, by="value_weighted", k=3, **of.of_stack

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import refuses
-from matrix import from_masked
+from matrix import masked
 from models import tokenizer
 from scipy.stats import spearmanr
 from torch import Tensor
@@ -40,7 +40,7 @@ FACTORISED = ("albert", "electra", "rembert", "roformer")
 def raw(name: str, dtype: torch.dtype = torch.float32) -> Any:
     if name == "opt_narrow":
         return models.randomised(models.opt(word_embed_proj_dim=10), dtype=dtype)
-    return from_masked(name)().to(dtype) if name in FACTORISED else models.fresh(name, dtype)
+    return masked(name).to(dtype) if name in FACTORISED else models.fresh(name, dtype)
 
 
 @cache
