@@ -87,6 +87,13 @@ def zeroed(head: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
+def swapped(x: Tensor, axis: int = 1) -> Tensor:
+    """Exchanges the first two entries of an axis."""
+    order = torch.arange(x.shape[axis])
+    order[:2] = order[:2].flip(0)
+    return x.index_select(axis, order)
+
+
 @contextmanager
 def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """The raw model with a point of a layer's stream, attn_out or mlp_out changed: `[batch position d_model]`."""
@@ -164,18 +171,14 @@ def logit_differences(logits: Tensor, answers: Tensor, against: Tensor) -> Tenso
 
 def columns(family: str, point: str, head: int, plain: Any) -> tuple[str, slice]:
     """The projection of a block, and the columns of a head's q, k or v in its output."""
-    heads, d = plain.config.num_attention_heads, _d_head(plain)
-    place = "qkv".index(point)
+    config, place = plain.config, "qkv".index(point)
+    heads = config.num_attention_heads
+    d = getattr(config, "head_dim", None) or config.hidden_size // heads
     if family == "gpt2":
         return FUSED[family], slice((place * heads + head) * d, (place * heads + head + 1) * d)
     if family in FUSED:  # q, k and v of a head lie side by side
         return FUSED[family], slice((3 * head + place) * d, (3 * head + place + 1) * d)
     return LLAMA_LIKE[point], slice(head * d, (head + 1) * d)
-
-
-def _d_head(plain: Any) -> int:
-    config = plain.config
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 @contextmanager

@@ -169,13 +169,6 @@ def naive_terms(split: Split, query_mean: Tensor, key_mean: Tensor, native: Tens
     return found
 
 
-def close(ours: Tensor, theirs: Tensor, tolerance: float, size: float = 0.0) -> None:
-    """Whether two tensors differ by at most `tolerance` times the largest value, or times `size` if that is larger."""
-    size = max(size, float(theirs.abs().max()), 1e-30)
-    difference = float((ours - theirs).abs().max())
-    assert difference <= tolerance * size, f"off by {difference:.2e}, largest {size:.2e}"
-
-
 def at_biases(name: str, model: am.HookedModel, inputs: Any) -> am.results.MeanQK:
     """Means that are the model's biases: q̄ = b_Q, k̄ = b_K."""
     layers = [reference.layer_weights(models.plain(name, F64), layer) for layer in range(model.n_layers)]

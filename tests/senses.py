@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
 import torch
 import transformers
 from caching import cached
@@ -39,6 +40,10 @@ TRANSCRIBING: Final[dict[str, Any]] = WHISPER | {
     "begin_suppress_tokens": None, "suppress_tokens": None,
 }  # fmt: skip
 """Whisper with its decoder; no token is suppressed in generation."""
+
+
+def samples(count: int) -> np.ndarray:
+    return (0.3 * np.random.default_rng(count).standard_normal(count)).astype(np.float32)
 
 
 def made(kind: str, config: str, options: dict[str, Any]) -> Any:

@@ -196,13 +196,9 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
 
 def config_of(kind: str, sizes: Mapping[str, int] = ONE) -> Any:
     """A small config of a model type: its defaults, with small values for every size that the recipe knows."""
-    made = transformers.CONFIG_MAPPING[_type_of(kind)]
+    made = transformers.CONFIG_MAPPING[kind.partition(" (")[0]]
     signals = _signals(made) if kind in senses() else {}
     return made(**_merged(_options(made, sizes) | signals, _own(kind, sizes)))
-
-
-def _type_of(kind: str) -> str:
-    return kind.partition(" (")[0]
 
 
 def _signals(made: Any) -> dict[str, Any]:
@@ -229,7 +225,7 @@ def _merged(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     defaults = made()
-    stored = defaults.to_dict()
+    stored, stored_as = defaults.to_dict(), getattr(made, "attribute_map", None) or {}
     there = {name: _value(defaults, name) for name in {*dir(defaults), *stored}}
     found: dict[str, Any] = {}
     for size, names in SIZES.items():
@@ -237,7 +233,7 @@ def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
             none = name in stored and there.get(name) is None and size == "head_dim"
             whole = isinstance(there.get(name), int) and not isinstance(there[name], bool)
             if (none or whole) and _takes(made, name, sizes[size]):
-                found[_as_given(made, name)] = sizes[size]
+                found[stored_as.get(name, name)] = sizes[size]
     if "qk_rope_head_dim" in found and there.get("head_dim") == there["qk_rope_head_dim"]:
         found["head_dim"] = sizes["rope"]
     for place, name in enumerate(_TOKENS):
@@ -264,11 +260,6 @@ def _takes(made: Any, name: str, value: int) -> bool:
     except (AttributeError, NotImplementedError):
         return False
     return True
-
-
-def _as_given(made: Any, name: str) -> str:
-    """The name by which the config stores an attribute (`attribute_map`)."""
-    return (getattr(made, "attribute_map", None) or {}).get(name, name)
 
 
 @cache

@@ -1,11 +1,19 @@
 """Numbers of a page, decoded by the description of the format in `attnmech/draw/packing.py`."""
 
+import json
+import re
 from base64 import b64decode
 from collections.abc import Mapping
 from gzip import decompress
 from typing import Any
 
 import numpy as np
+
+
+def page_data(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
 
 
 def unpacked(packed: Mapping[str, Any], shape: tuple[int, ...]) -> np.ndarray:

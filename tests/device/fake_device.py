@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -240,10 +241,6 @@ def _copied(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tenso
     return target
 
 
-def _convolution(*args: Any) -> Any:
-    return _by_the_cpu(torch.ops.aten.convolution.default, *args)
-
-
 class _Module(_DummyBackendModule):  # type: ignore[misc]
     """The functions that torch expects in `torch.gpu`."""
 
@@ -274,7 +271,7 @@ def install(*, float64: bool = True) -> None:
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for name, kernel in (
         ("empty.memory_format", _empty), ("empty_strided", _empty_strided), ("_copy_from", _copied),
-        ("convolution_overrideable", _convolution),
+        ("convolution_overrideable", partial(_by_the_cpu, torch.ops.aten.convolution.default)),
     ):  # fmt: skip
         aten.impl(name, kernel, "PrivateUse1")
     _registered.extend([every, aten])

@@ -152,11 +152,13 @@ def all_sections(view: ScoreNumbers, focus: FocusNumbers, updates: UpdateNumbers
         TOKENS,
         text_of=lambda token: TOKENS[token % len(TOKENS)],
     )
+    shown = [updates.layers.index(layer) for layer in view.layers]
+    by_side = {name: getattr(updates, name)[:, shown] for name in ("magnitude", "orientation")}
     return [
         *score_sections(view, "scores(centre={split})", SHOWN, about_all_heads(focus), other=uncentred(view)),
         Section("Expected", "reading", {"expected-tokens": expected}, name="expected", finding=expected.finding),
         *focus_sections(focus, "focus", view.layers),
-        *update_sections(shown_layers(updates, view), "updates"),
+        *update_sections(replace(updates, layers=view.layers, attended=updates.attended[shown], **by_side), "updates"),
     ]
 
 
@@ -170,12 +172,6 @@ def uncentred(view: ScoreNumbers) -> ScoreNumbers:
         key_terms={},
         terms={"query_key": whole / 3, "query_bias": 2 * whole / 3},
     )
-
-
-def shown_layers(updates: UpdateNumbers, view: ScoreNumbers) -> UpdateNumbers:
-    places = [updates.layers.index(layer) for layer in view.layers]
-    by_side = {name: getattr(updates, name)[:, places] for name in ("magnitude", "orientation")}
-    return replace(updates, layers=view.layers, attended=updates.attended[places], **by_side)
 
 
 @pytest.fixture(scope="session")

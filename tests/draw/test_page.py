@@ -1,6 +1,5 @@
 """The page is one file that loads nothing, contains the view's numbers, and shows hostile text as text."""
 
-import json
 import re
 from base64 import b64encode
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from unpacking import page_data
 
 from attnmech.draw import scripts
 from attnmech.draw.chart import ByChoice, Chart
@@ -34,12 +34,6 @@ class Elements(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-def embedded(html: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    assert found
-    return json.loads(found[1])
-
-
 @pytest.mark.parametrize("name", ["page_html", "full_page_html"])
 def test_a_page_loads_nothing_and_makes_no_element_of_hostile_text(name: str, request: pytest.FixtureRequest) -> None:
     html = request.getfixturevalue(name)
@@ -49,12 +43,9 @@ def test_a_page_loads_nothing_and_makes_no_element_of_hostile_text(name: str, re
         assert (attributes.get("href") or "#")[0] == "#"
         assert not any(name.startswith("on") for name in attributes)
     texts = 3 if name == "page_html" else 4
-    assert scripts_of(html) == [None, *["text/plain"] * texts, "application/json", None, "module"]
+    scripts_of_page = [attributes.get("type") for tag, attributes in Elements(html).tags if tag == "script"]
+    assert scripts_of_page == [None, *["text/plain"] * texts, "application/json", None, "module"]
     assert "<script>window.owned" not in html and "<img src=x" not in html
-
-
-def scripts_of(html: str) -> list[str | None]:
-    return [attributes.get("type") for tag, attributes in Elements(html).tags if tag == "script"]
 
 
 def test_the_policy_lets_only_our_own_scripts_run_and_nothing_load(page_html: str) -> None:
@@ -83,7 +74,7 @@ def test_a_page_without_facts_or_checks_has_no_sections_for_them(view: ScoreNumb
 
 
 def test_what_can_be_chosen_is_what_the_sections_offer(page_html: str, full_page_html: str) -> None:
-    data = embedded(page_html)
+    data = page_data(page_html)
     assert data["choices"] == {
         "layer": [2, 5],
         "head": [0, 1, 2],
@@ -97,13 +88,13 @@ def test_what_can_be_chosen_is_what_the_sections_offer(page_html: str, full_page
         "against": ["mean", "zero", "runner_up"],
     }
     assert data["optional"] == ["tab", "colour", "across", "up", "measure", "against"]
-    assert list(embedded(full_page_html)["choices"]) == [
+    assert list(page_data(full_page_html)["choices"]) == [
         "layer", "head", "rank", "split", "side", "query", "tab", "colour", "across", "up", "measure", "against",
     ]  # fmt: skip
 
 
 def test_an_array_travels_once(full_page_html: str, view: ScoreNumbers) -> None:
-    data = embedded(full_page_html)
+    data = page_data(full_page_html)
     slots = data["figures"]["attention-map"]["slots"]
     scores, relative, probability = (slot["columns"][0]["array"] for slot in slots if slot["path"][-1] == "z")
     assert scores == relative != probability == data["pattern"]

@@ -304,10 +304,6 @@ def test_methods_take_values_that_are_narrower_than_keys() -> None:
 # -- broken models ---------------------------------------------------------------------------------------------
 
 
-def roll_shared(made: Tensor) -> Tensor:
-    return torch.cat((made[..., :LATENT], made[..., LATENT:].roll(1, dims=1)), dim=-1)
-
-
 def swap_values(made: Tensor) -> Tensor:
     by_head = made.unflatten(-1, (HEADS, NOPE + VALUE)).clone()
     by_head[..., [0, 1], NOPE:] = by_head[..., [1, 0], NOPE:]
@@ -319,7 +315,7 @@ BROKEN: dict[str, tuple[str, Callable[[Tensor], Tensor], set[str]]] = {
     "the norm of the queries' latent": ("q_a_layernorm", lambda x: x + 0.01, {"latent"}),
     "the shared part of keys from the token before": (
         "kv_a_proj_with_mqa",
-        roll_shared,
+        lambda made: torch.cat((made[..., :LATENT], made[..., LATENT:].roll(1, dims=1)), dim=-1),
         {"projections", "ledger", "causal", "padding", "streams"},
     ),
     "what makes the latent": ("kv_a_proj_with_mqa", lambda x: x * (1 + 0.1 * x), {"latent", "projections", "ledger"}),

@@ -1,11 +1,10 @@
 """The documentation's table of architectures is complete and correct."""
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import models
 import pytest
+from test_examples import example
 
 from attnmech.model.structure.families import ARCHITECTURES
 
@@ -16,14 +15,6 @@ def cells() -> tuple[list[str], list[list[str]]]:
     lines = [line for line in (EXAMPLES / "architectures.md").read_text("utf-8").splitlines() if line.startswith("|")]
     header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return header, rows
-
-
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("architectures_page", EXAMPLES / "architectures.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_table_lists_every_architecture_and_every_variant() -> None:
@@ -61,7 +52,7 @@ def test_every_note_is_there() -> None:
 @pytest.mark.parametrize("name", ["falcon_alibi_serial", "gemma2", "qwen3_bias", "gptj"])
 def test_the_page_is_what_the_command_writes(name: str) -> None:
     """The cells of one variant, without residuals (which depend on the machine) and numbers of notes."""
-    page = script()
+    page = example("architectures")
     line = next(line for line in page.table([name]).splitlines() if f"| {name.replace('_', ' ')} |" in line)
     made = [cell.strip().split(" [")[0] for cell in line.strip("|").split("|")][:-2]
     _, rows = cells()

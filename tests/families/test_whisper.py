@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import senses
 import torch
@@ -14,6 +13,7 @@ import transformers
 from caching import cached
 from models import randomised
 from scipy.io import wavfile  # type: ignore[import-untyped]
+from senses import samples
 from torch import Tensor
 
 import attnmech as am
@@ -121,10 +121,6 @@ def processor() -> Any:
 @cache
 def speaking() -> Any:
     return raw(max_source_positions=50, decoder_start_token_id=10, eos_token_id=9)
-
-
-def samples(count: int) -> np.ndarray:
-    return (0.3 * np.random.default_rng(count).standard_normal(count)).astype(np.float32)
 
 
 def test_a_recording_with_its_text(tmp_path: Path) -> None:

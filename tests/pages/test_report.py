@@ -1,7 +1,6 @@
 """The report: its contents, what it leaves out, and its file, which is either whole or absent."""
 
 import json
-import re
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ import pytest
 import torch
 from browser import opening
 from torch import Tensor
-from unpacking import unpacked
+from unpacking import page_data, unpacked
 
 import attnmech as am
 from attnmech.demo.text import ABOUT, PARAGRAPH
@@ -144,12 +143,6 @@ def test_the_page_of_a_model_whose_logits_are_refused_leaves_them_out() -> None:
         "The model's predictions are omitted: logits = N(resid_post) W_U does not" in note for note in report.notes
     )
     assert "The model's predictions</h" not in report.to_html()
-
-
-def page_data(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found
-    return json.loads(found[1])
 
 
 def attention_of(data: Any) -> np.ndarray:

@@ -1,7 +1,5 @@
 """The page of a result about heads: what its map and card say equals the table, and a click chooses a head."""
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import opening
+from unpacking import page_data
 
 import attnmech as am
 from attnmech.draw.head_maps import effect_map
@@ -45,12 +44,6 @@ def page_of(frame: pd.DataFrame, **parts: Any) -> str:
         "provenance": {"model": HOSTILE},
     }
     return head_page(**usual | parts)
-
-
-def data_of(html: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    assert found is not None
-    return dict(json.loads(found[1]))
 
 
 def test_numbers_are_columns_with_their_intervals_and_what_is_clear() -> None:
@@ -133,7 +126,7 @@ def test_only_tables_with_a_row_per_head_and_maps_of_heads_are_about_heads() -> 
     ("lead", "start"), [("L5H2 leads, then L2H0.", (5, 2)), ("L9H0 is elsewhere.", (2, 1)), ("None.", (2, 1))]
 )
 def test_the_page_begins_with_the_head_of_its_lead_or_the_largest_clear_one(lead: str, start: tuple[int, int]) -> None:
-    first = data_of(page_of(table(), lead=lead))["start"]
+    first = page_data(page_of(table(), lead=lead))["start"]
     assert (first["layer"], first["head"]) == start
 
 

@@ -8,8 +8,8 @@ import centred
 import models
 import pytest
 import torch
-from centred import F32, F64, LENGTHS, close, documents
-from comparing import refuses
+from centred import F32, F64, LENGTHS, documents
+from comparing import close, refuses
 from torch import Tensor
 
 import attnmech as am

@@ -1,15 +1,16 @@
 """One pass for any number of reducers; corpora, shards and journals give the same numbers; errors name bad reducers."""
 
-import importlib.util
 import itertools
 import json
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
+import test_examples
 import torch
 from comparing import refuses
 from torch import Tensor
@@ -576,11 +577,7 @@ def test_nan_names_the_documents() -> None:
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    spec = importlib.util.spec_from_file_location("reducers", ROOT / "examples" / "reducers.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return test_examples.example("reducers")
 
 
 @pytest.mark.usefixtures("many_batches")
@@ -594,6 +591,8 @@ def test_largest_score_and_top_pairs(
     largest, found = am.stream(hooked, iter(documents), reducers, layers=[1, 0])
     captured = [hooked.run(ids, points=["scores"]) for ids in documents]
     expected, every = [], {}
+    # ALiBi's slopes of three heads: the powers of 2^−4 for two, then one between.
+    slope = defaultdict(lambda: [0.0] * hooked.n_heads, bloom=[2.0**-4, 2.0**-8, 2.0**-2])
     for place, (layer, head) in enumerate(itertools.product((1, 0), range(hooked.n_heads))):
         raw, pairs = [], []
         for number, (ids, acts) in enumerate(zip(documents, captured, strict=True)):
@@ -601,7 +600,7 @@ def test_largest_score_and_top_pairs(
             for query, key in itertools.product(range(len(ids)), repeat=2):
                 if not hooked.causal or key <= query:
                     raw.append(scores[query][key])
-                    pairs.append(scores[query][key] - alibi_slope(name, head) * key)
+                    pairs.append(scores[query][key] - slope[name][head] * key)
                     every[layer, head, number, query, key] = pairs[-1]
         assert float(largest["largest"].flatten()[place]) == pytest.approx(max(raw), abs=1e-5)
         expected += sorted(pairs, reverse=True)[:count]
@@ -616,11 +615,6 @@ def test_largest_score_and_top_pairs(
             ids = documents[row.document].tolist()
             window = [f" [{t}]" if n == position else str(t) for n, t in enumerate(ids)]
             assert text == "".join(window[max(0, position - around) : position + around + 1])
-
-
-def alibi_slope(name: str, head: int) -> float:
-    """ALiBi's slope of BLOOM with three heads: the powers of 2^−4 for two, then one between."""
-    return [2.0**-4, 2.0**-8, 2.0**-2][head] if name == "bloom" else 0.0
 
 
 def test_the_example_prints_its_tables(example: Any, capsys: pytest.CaptureFixture[str]) -> None:

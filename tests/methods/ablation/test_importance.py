@@ -14,13 +14,6 @@ import attnmech as am
 from attnmech.errors import InputError
 
 
-def metric_of(name: str) -> dict[str, Any]:
-    """The loss or, for the model without one, a logit difference."""
-    if name == "bert":
-        return {"metric": "logit_difference", **JUDGED}
-    return {"metric": "loss"}
-
-
 def judged(name: str, logits: Tensor, ids: Tensor) -> Tensor:
     if name == "bert":
         return logit_differences(logits, ANSWERS, AGAINST)
@@ -52,7 +45,7 @@ def spearman(one: list[float], other: list[float]) -> float:
 def test_scores_equal_autograd_on_the_raw_model(family: str) -> None:
     hooked, ids = models.hooked(family), models.token_ids(family)
     reference = ids.flip(0).roll(1, dims=1)
-    options = metric_of(family)
+    options: Any = {"metric": "logit_difference", **JUDGED} if family == "bert" else {"metric": "loss"}
     michel = am.head_importance(hooked, ids, **options)
     zero = am.head_importance(hooked, ids, method="zero", **options)
     mean = am.head_importance(hooked, ids, method="mean", reference=reference, **options)

@@ -289,11 +289,7 @@ def test_a_planted_late_jump_is_late_by_every_metric() -> None:
     model, given = models.demo(), documents(9)
     quiet: dict[Any, Any] = {("attn_out", layer): torch.zeros_like for layer in (1, 2)}
     quiet |= {("mlp_out", layer): torch.zeros_like for layer in (0, 1, 2)}
-
-    def jump(value: Tensor) -> Tensor:
-        return 50 * value.roll(7, dims=-1)
-
-    with model.hooks(quiet | {("attn_out", 3): jump}):
+    with model.hooks(quiet | {("attn_out", 3): lambda value: 50 * value.roll(7, dims=-1)}):
         verdicts = am.residual_drift(model, given).verdicts()
     assert verdicts.stories.story.tolist() == ["late"] * 3
     assert verdicts.stories.depth.tolist() == pytest.approx([1.0] * 3)

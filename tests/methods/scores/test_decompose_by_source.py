@@ -168,10 +168,6 @@ def tolerance_of(name: str, dtype: torch.dtype) -> float:
     return 2e-5 if dtype == F32 else 1e-6 if rms else 1e-10
 
 
-def mean_at(vectors: Tensor, places: list[int]) -> Tensor:
-    return vectors[places].sum(dim=0) / max(1, len(places))
-
-
 CASES = [(name, F32, "right") for name in NAIVE] + [
     (name, F64, side)
     for name, side in zip(("gpt2", "gemma2", "llama", "qwen3", "bert", "bloom"), cycle(("left", "right")))
@@ -199,7 +195,8 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
                 # Query-key is linear in the keys: the contrast is with the mean of the keys that the row sees.
                 for contrast, less in ((False, []), (True, seen)):
                     of_query = torch.stack([q[text, query] for q in queries.values()])
-                    of_key = torch.stack([k[text, key] - mean_at(k[text], less) for k in keys.values()])
+                    means = [k[text, less].sum(dim=0) / max(1, len(less)) for k in keys.values()]
+                    of_key = torch.stack([k[text, key] for k in keys.values()]) - torch.stack(means)
                     expected = scale * of_query @ of_key.T
                     found = why.matrix(layer, head, query, key, text=text, contrast=contrast)
                     assert float((found - expected).abs().max()) <= tolerance_of(name, dtype) * largest

@@ -427,12 +427,8 @@ def test_what_rounding_leaves_is_well_within_what_it_explains(
 
 
 def test_nan_in_the_scores_is_refused() -> None:
-    hooked = models.hooked("bloom")
-
-    def spoil(x: Tensor) -> Tensor:
-        return x.index_fill(1, torch.tensor([2]), torch.nan)
-
-    with hooked.hooks({("resid_pre", 1): spoil}), pytest.raises(ExactnessError, match="layer 1"):
+    hooked, spoil = models.hooked("bloom"), {("resid_pre", 1): lambda x: x.index_fill(1, torch.tensor([2]), torch.nan)}
+    with hooked.hooks(spoil), pytest.raises(ExactnessError, match="layer 1"):
         am.decompose_scores(hooked, models.token_ids("bloom"))
 
 

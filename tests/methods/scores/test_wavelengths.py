@@ -7,8 +7,8 @@ import centred
 import models
 import pytest
 import torch
-from centred import F32, F64, close
-from comparing import refuses
+from centred import F32, F64
+from comparing import close, refuses
 from torch import Tensor
 
 import attnmech as am

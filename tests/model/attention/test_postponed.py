@@ -143,10 +143,6 @@ def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return in_place(q, k, v) - in_place(k, q, v)
 
 
-def dropped_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return nn.functional.dropout((q @ k.mT).softmax(-1), 0.5) @ v
-
-
 def cut(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT
     scores.clamp_(max=0.3)
@@ -165,7 +161,7 @@ def silenced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (normalised_over_queries, "does 'softmax' with the product"),
         (gated_by_head, "does 'mul' with the product"),
         (twice, "attends 2 times"),
-        (dropped_out, "applies attention dropout"),
+        (lambda q, k, v: nn.functional.dropout((q @ k.mT).softmax(-1), 0.5) @ v, "applies attention dropout"),
         (cut, "in place by 'clamp_'"),
         (silenced, "of visible keys by 0"),
     ],

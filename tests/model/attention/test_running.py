@@ -152,11 +152,7 @@ def test_what_does_not_sum_to_one_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     from attnmech.model.attention import attend as attention
 
     model = am.load(fresh("gpt2"))
-
-    def leaking(scores: torch.Tensor, sink: object) -> tuple[torch.Tensor, None]:
-        return scores.softmax(dim=-1) * 0.999, None
-
-    monkeypatch.setattr(attention, "softmax_with_sink", leaking)
+    monkeypatch.setattr(attention, "softmax_with_sink", lambda scores, sink: (scores.softmax(dim=-1) * 0.999, None))
     with pytest.raises(ExactnessError, match=r"layer 0, token 0 .*a row of the pattern sums to 1 does not hold"):
         model.run(token_ids("gpt2"))
 

@@ -12,6 +12,7 @@ import transformers
 from comparing import refuses
 from models import randomised
 from scipy.io import wavfile  # type: ignore[import-untyped]
+from senses import samples
 
 import attnmech as am
 from attnmech.model.inputs.sounds import SoundEncoder
@@ -37,10 +38,6 @@ def picture() -> Any:
 
 def sound_processor() -> Any:
     return transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
-
-
-def samples(count: int) -> np.ndarray:
-    return (0.3 * np.random.default_rng(count).standard_normal(count)).astype(np.float32)
 
 
 def test_a_folder_brings_its_processor(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import models
 import pytest
 import torch
 import transformers
+from by_hand import swapped
 from comparing import refuses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -268,12 +269,6 @@ def llama_attention(layer: int = 1, **methods: Any) -> Broken:
     return broken
 
 
-def swap(x: Tensor, axis: int = 1) -> Tensor:
-    order = torch.arange(x.shape[axis])
-    order[:2] = order[:2].flip(0)
-    return x.index_select(axis, order)
-
-
 def own_softmax(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
     """Attention code that never calls attnmech's."""
     group = q.shape[1] // k.shape[1]
@@ -331,10 +326,6 @@ def scaled(kind: type[nn.Module], factor: float = 1.1) -> Any:
     return forward
 
 
-def residual_inside(self: Any, x: Tensor) -> Tensor:
-    return F.linear(x, self.weight, self.bias) + x
-
-
 def without_bias(self: Any, x: Tensor) -> Tensor:
     return F.linear(x, self.weight)
 
@@ -356,10 +347,6 @@ def llama_block(*, read: float = 1, stream: float = 1, attended: float = 1, mlp:
     return replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=forward)
 
 
-def always_dropout(self: Any, x: Tensor) -> Tensor:
-    return F.dropout(x, 0.3, training=True)
-
-
 def bert_mask_ignored(self: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
     whole = None if attention_mask is None else torch.ones_like(attention_mask)
     return modeling_bert.BertModel._create_attention_masks(self, whole, *args, **kwargs)
@@ -377,7 +364,7 @@ def bloom_swaps_q() -> Any:
 
     def reshape(self: Any, fused: Tensor) -> Any:
         q, k, v = modeling_bloom.BloomAttention._reshape(self, fused)
-        return swap(q), k, v
+        return swapped(q), k, v
 
     return replaced("bloom", "self_attention", modeling_bloom.BloomAttention, _reshape=reshape)()
 
@@ -450,7 +437,8 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
     # More of them in models that are read: tests/model/structure/test_structure_faults.py.
     # name: the model, checks (at least one must fail), and points (all must be refused)
     "residual added into attn_out, BLOOM": (
-        replaced("bloom", "self_attention.dense", LINEAR, forward=residual_inside), {"heads"}, {"attn_raw"}),
+        replaced("bloom", "self_attention.dense", LINEAR, forward=lambda self, x: LINEAR.forward(self, x) + x),
+        {"heads"}, {"attn_raw"}),
     "lost b_Q, Llama": (
         replaced("llama_bias", "self_attn.q_proj", LINEAR, forward=without_bias), {"projections", "ledger"}, {"q"}),
     "lost b_V, BERT": (
@@ -474,7 +462,8 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
         replaced("llama", "embed_tokens", nn.Embedding, layer=None, forward=scaled(nn.Embedding, 4.0)),
         {"embed"}, {"embed"}),
     "dropout in eval, attention out": (
-        replaced("gpt2", "attn.resid_dropout", nn.Dropout, forward=always_dropout), {"transformers"}, {"attn_out"}),
+        replaced("gpt2", "attn.resid_dropout", nn.Dropout, forward=lambda self, x: F.dropout(x, 0.3, training=True)),
+        {"transformers"}, {"attn_out"}),
     "padding mask ignored, BERT": (
         replaced("bert", "", modeling_bert.BertModel, layer=None, _create_attention_masks=bert_mask_ignored),
         {"padding"}, {"pattern"}),
@@ -567,14 +556,14 @@ HOOKED_FAULTS: list[tuple[str, dict[Any, Any], set[str]]] = [
     ("post-softmax under scores", {("scores", 1): lambda s: torch.softmax(s, -1)}, {"ledger", "mask"}),
     ("scores off by a key", {("scores", 1): lambda s: s.roll(1, dims=-1)}, {"ledger"}),
     ("scores scaled", {("scores", 1): lambda s: s * 1.01}, {"ledger"}),
-    ("q swapped", {("q", 1): lambda q: swap(q, 2)}, {"projections", "ledger"}),
+    ("q swapped", {("q", 1): lambda q: swapped(q, 2)}, {"projections", "ledger"}),
     ("k shifted", {("k", 1): lambda k: k + 0.1}, {"projections", "ledger"}),
     ("v scaled", {("v", 1): lambda v: v * 1.01}, {"projections"}),
     ("rows that do not sum to 1", {("pattern", 1): lambda p: p * 1.01}, {"softmax"}),
     ("pattern that leaks", {("pattern", 1): leak}, {"mask"}),
-    ("pattern of another head", {("pattern", 1): swap}, {"softmax"}),
-    ("z permuted", {("z", 1): lambda z: swap(z, 2)}, {"z"}),
-    ("result with another head's", {("result", 1): lambda r: swap(r, 2)}, {"heads"}),
+    ("pattern of another head", {("pattern", 1): swapped}, {"softmax"}),
+    ("z permuted", {("z", 1): lambda z: swapped(z, 2)}, {"z"}),
+    ("result with another head's", {("result", 1): lambda r: swapped(r, 2)}, {"heads"}),
     ("attn_raw without its bias", {("attn_raw", 1): lambda x: x - 0.05}, {"heads"}),
     ("attn_out with more", {("attn_out", 1): lambda x: x * 2}, {"attn_out"}),
     ("resid_mid shifted", {("resid_mid", 1): lambda x: x + 1}, {"stream"}),

@@ -24,10 +24,6 @@ def batch_of(name: str, inputs: Any = None) -> Batch:
     return models.hooked(name).encode(models.inputs_of(name) if inputs is None else inputs)
 
 
-def real_of(inputs: dict[str, Tensor]) -> Any:
-    return inputs["attention_mask"].bool() if "attention_mask" in inputs else slice(None)
-
-
 @pytest.mark.parametrize("name", ONE_STACK)
 def test_a_pass_from_any_block_is_the_rest_of_the_whole(name: str) -> None:
     hooked, batch = models.hooked(name), batch_of(name)
@@ -56,7 +52,8 @@ def test_a_pass_from_any_block_is_the_rest_of_the_whole(name: str) -> None:
 @pytest.mark.parametrize("name", HEADED)
 def test_the_head_alone(name: str) -> None:
     hooked, inputs = models.hooked(name), models.inputs_of(name)
-    batch, blocks, real = batch_of(name), Blocks(hooked), real_of(inputs)
+    batch, blocks = batch_of(name), Blocks(hooked)
+    real = inputs["attention_mask"].bool() if "attention_mask" in inputs else slice(None)
     end = blocks.run(batch, streams=[len(blocks)]).streams[len(blocks)]
     with torch.no_grad():
         output = models.plain(name)(**inputs)

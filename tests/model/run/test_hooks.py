@@ -164,15 +164,12 @@ def edited_by_hand(name: str, dtype: torch.dtype, ids: Tensor, point: str, layer
         handle.remove()
 
 
-def shape_of(hooked: am.HookedModel, ids: Tensor, point: str) -> tuple[int, ...]:
-    return next(iter(hooked.run(ids, points=[point], layers=[0]).values.values())).shape
-
-
 @pytest.mark.parametrize(("name", "point"), EDITABLE)
 def test_an_edit_is_what_it_would_be_by_hand(name: str, point: str) -> None:
     layer = 1
     hooked, ids = models.hooked(name), models.token_ids(name)
-    change = change_of(shape_of(hooked, ids, point), F32)
+    (value,) = hooked.run(ids, points=[point], layers=[0]).values.values()
+    change = change_of(value.shape, F32)
     key: Any = (point, layer) if POINTS[point].per_layer else point
     clean = hooked.run(ids).logits
     with hooked.hooks({key: change}):

@@ -20,10 +20,6 @@ TEXTS = ("Anna sang of shells.", "Tom lost his old anchor.", "The keys to the ol
 ROUNDS = 6
 
 
-def values_of(acts: am.results.Activations) -> list[torch.Tensor]:
-    return [acts.values[key] for key in sorted(acts.values, key=str)]
-
-
 def work_on(model: am.HookedModel, number: int) -> list[Callable[[], list[torch.Tensor]]]:
     """The work of one thread, each piece under different edits."""
     text = TEXTS[number % len(TEXTS)]
@@ -31,7 +27,8 @@ def work_on(model: am.HookedModel, number: int) -> list[Callable[[], list[torch.
 
     def under(context: Callable[[], AbstractContextManager[Any]], points: list[str]) -> list[torch.Tensor]:
         with context():
-            return values_of(model.run(text, points=points))
+            acts = model.run(text, points=points)
+        return [acts.values[key] for key in sorted(acts.values, key=str)]
 
     return [
         lambda: under(nullcontext, ["logits"]),
