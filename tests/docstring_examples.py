@@ -39,7 +39,6 @@ def run(call: Callable[..., Any]) -> Iterator[Made]:
 
 @cache
 def made() -> dict[str, Made]:
-    """The first result of each class that the examples make, by the name of the class."""
     first: dict[str, Made] = {}
     for name in am.__all__:
         if inspect.isfunction(call := getattr(am, name)):

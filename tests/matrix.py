@@ -236,16 +236,12 @@ def look(result: Any, folder: Path) -> None:
     if hasattr(result, "_repr_html_"):
         result._repr_html_()
     table = result.to_frame() if hasattr(result, "to_frame") else None
-    if hasattr(result, "plot") and not _needed(result.plot):
-        result.plot()
+    plot = getattr(result, "plot", None)
+    if plot and all(argument.default is not Parameter.empty for argument in signature(plot).parameters.values()):
+        plot()
     if isinstance(result, Result):
         again = am.load_result(result.save(folder / "result.safetensors"))
         assert repr(again) == printed and (table is None or again.to_frame().equals(table))
-
-
-def _needed(method: Callable[..., Any]) -> list[str]:
-    """The arguments without a default."""
-    return [name for name, each in signature(method).parameters.items() if each.default is Parameter.empty]
 
 
 def _written(result: Any, of: Subject) -> Any:
@@ -526,8 +522,6 @@ def cells(subject: Subject, calls: Mapping[str, Call] = CALLS) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class Row:
-    """The outcomes of all calls on one model."""
-
     cells: int
     """The number of all calls."""
     refused: Mapping[str, str]

@@ -54,7 +54,6 @@ def executed(name: str) -> Any:
 
 
 def _run(notebook: Any) -> Any:
-    """Runs a notebook in a separate folder."""
     with TemporaryDirectory() as folder:
         environment = {**os.environ, "IPYTHONDIR": folder, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         client = NotebookClient(

@@ -124,8 +124,6 @@ class Pooling(nn.Module):
 
 
 class ReadsWeights(nn.Module):
-    """A module that computes with the weights that its attention returns."""
-
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(D, HEADS, batch_first=True)

@@ -319,8 +319,6 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 DELETED: Final = object()
-
-
 TRIALS: Final = 24
 """The number of changes that are tried on each file, drawn from all."""
 
@@ -338,7 +336,11 @@ def test_a_file_holds_the_whole_result_and_an_edited_one_is_refused_or_works(nam
         path = tmp_path / "edited.safetensors"
         header, tensors = saved(result, path)
         check_whole(am.load_result(path), result)
-        check_headings(result)
+        # Headings name a model by the last part of its path, and metrics in words.
+        moved = replace(result, provenance=replace(result.provenance, model="/home/me/models/mine"))
+        named = [getattr(moved, name, "") for name in ("_heading", "lead")]
+        named += [moved._figure_title()] if hasattr(moved, "plot") else []
+        assert not re.search("/home/me|logit_difference|log_probability|cross_entropy", "; ".join(named))
         assert list(tmp_path.iterdir()) == [path]
         said, trials = [], random.Random(name).sample(every := edited(header, tensors), min(TRIALS, len(every)))
         for about, numbers in trials:
@@ -352,16 +354,6 @@ def test_a_file_holds_the_whole_result_and_an_edited_one_is_refused_or_works(nam
                 loaded.to_frame()
         assert all(str(path) in each and "\n" not in each for each in said)
         assert len(said) > len(trials) / 4
-
-
-def check_headings(result: Any) -> None:
-    """Asserts that headings name a model by the last part of its path, and metrics in words."""
-    moved = replace(result, provenance=replace(result.provenance, model="/home/me/models/mine"))
-    named = [moved._figure_title() if hasattr(moved, "plot") else "", *(getattr(moved, name, "") for name in HEADINGS)]
-    assert not re.search("/home/me|logit_difference|log_probability|cross_entropy", "; ".join(named))
-
-
-HEADINGS: Final = ("_heading", "lead")
 
 
 NUMBER: Final = r"(\d+\.\d+(?:e-\d+)?)"

@@ -1,7 +1,6 @@
 """Methods on compiled programs with known heads and edges (benchmarks/truth)."""
 
 import sys
-from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
@@ -66,19 +65,15 @@ def test_the_truth_is_that_of_the_program(name: str) -> None:
     assert {(edge["writer"], edge["reader"]) for edge in Program.read(name).edges} == BY_HAND[name]
 
 
-def require_found(name: str, circuit: Collection[Head]) -> None:
-    """Asserts that ablation finds these heads, and that all others have an effect of exactly 0."""
+@pytest.mark.parametrize("name", NAMES)
+def test_ablation_finds_exactly_the_heads_of_a_program(name: str) -> None:
+    """All others have an effect of exactly 0."""
     model, program, judge = case(name)
     assert model.certificate.ok, repr(model.certificate)
     effect = am.ablate_heads(model, judge.inputs, metric=judge.error).effect
-    assert {tuple(place) for place in effect.nonzero().tolist()} == set(circuit)
-    assert float(effect[tuple(zip(*circuit, strict=True))].min()) > 1e-3
+    assert {tuple(place) for place in effect.nonzero().tolist()} == set(program.circuit)
+    assert float(effect[tuple(zip(*program.circuit, strict=True))].min()) > 1e-3
     assert len(program.unused) == effect.numel() - len(program.circuit)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_ablation_finds_exactly_the_heads_of_a_program(name: str) -> None:
-    require_found(name, Program.read(name).circuit)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ Command = Callable[..., Ended]
 
 @pytest.fixture
 def attnmech(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `attnmech ARGUMENTS`."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: Any) -> Ended:
@@ -39,5 +38,4 @@ def attnmech(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands cannot load a model."""
     monkeypatch.setattr("attnmech.model.files.load.load", None)

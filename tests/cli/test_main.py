@@ -44,7 +44,6 @@ def to(*paths: Path) -> list[str]:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """A file of texts, alone in the folder of the test."""
     file = tmp_path / "corpus.txt"
     file.write_text("\n".join(TEXTS))
     return file

@@ -97,7 +97,6 @@ def changed_values(model: am.HookedModel) -> Iterator[None]:
 
 @contextmanager
 def leaking_rows(_: am.HookedModel) -> Iterator[None]:
-    """Rows of the pattern sum to 0.999."""
     with mock.patch.object(attend, "softmax_with_sink", lambda scores, _: (scores.softmax(dim=-1) * 0.999, None)):
         yield
 

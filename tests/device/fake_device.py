@@ -96,7 +96,6 @@ def _delete(struct: int) -> None:
 
 
 def _storage(room: Tensor, index: int) -> Tensor:
-    """Wraps bytes of the CPU as bytes of a device."""
     shape = (ctypes.c_int64 * 1)(len(room))
     managed = _DLManaged(_DLTensor(room.data_ptr(), _EXTERNAL, index, 1, 1, 8, 1, shape, None, 0))
     managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
@@ -122,7 +121,6 @@ def _uploaded(value: Tensor, index: int) -> Tensor:
 
 
 def _on_cpu(value: Tensor) -> Tensor:
-    """The memory of a tensor of the device as a tensor of the CPU."""
     room, _ = _held[value.untyped_storage().data_ptr()]
     return room.view(value.dtype).as_strided(value.size(), value.stride(), value.storage_offset())
 
@@ -155,7 +153,6 @@ def _require_one_device(op: Any, args: Any, kwargs: Any) -> None:
 
 
 def _index(arguments: Any) -> int:
-    """The number of the device of the first tensor that is on one."""
     return next((value.device.index for value in _tensors(arguments) if value.device.type == NAME), 0)
 
 

@@ -65,7 +65,6 @@ def made(kind: str, layers: int) -> Any:
 
 @cache
 def on_cpu(kind: str, layers: int, folder: Path) -> Subject:
-    """The model that others are compared with."""
     return Subject(made(kind, layers), folder)
 
 

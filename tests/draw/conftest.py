@@ -145,7 +145,6 @@ def heads_of(view: ScoreNumbers) -> PageHeads:
 
 @pytest.fixture(scope="session")
 def all_sections(view: ScoreNumbers, focus: FocusNumbers, updates: UpdateNumbers) -> list[Section]:
-    """The sections of figures 1 to 10 and of the model's predictions."""
     expected = token_log_probs(
         np.random.default_rng(6).normal(size=(len(TOKENS), 20)),
         list(range(len(TOKENS))),

@@ -21,7 +21,6 @@ from attnmech.draw.patterns import checked_pattern
 
 @functools.cache
 def runs_of(name: str) -> tuple[Any, am.results.Activations]:
-    """The cache of a bridge, and the run of the same bridge."""
     model, ids = models.fresh(name), models.token_ids(name)
     model.set_attn_implementation("eager")
     bridge: Any = build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)

@@ -31,7 +31,6 @@ def drawn() -> go.Figure:
 
 
 def width_of(pdf: bytes) -> float:
-    """The width of its only page, in mm."""
     (box,) = re.findall(rb"/MediaBox \[([^\]]+)\]", pdf)
     return float(box.split()[2]) / 72 * 25.4
 

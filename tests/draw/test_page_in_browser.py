@@ -112,7 +112,6 @@ def test_a_page_of_many_heads_holds_the_details_of_some(
 
 
 def address_of(page: Any, chosen: dict[str, int]) -> str:
-    """The address of a selection, from the values of the page's selectors."""
     values = {
         name: index if name == "query" else page.locator(f"#{name} option").nth(index).get_attribute("value")
         for name, index in chosen.items()
@@ -582,7 +581,6 @@ def test_the_buttons_of_figures_cover_and_send_nothing(opened_full: Any) -> None
 
 
 def saved(page: Any, figure: str, button: str) -> Path:
-    """The file that a figure's button downloads, under its suggested name."""
     page.hover(f"{figure} .nsewdrag")
     with page.expect_download() as download:
         page.click(f"{figure} .modebar-btn[data-title='{button}']")

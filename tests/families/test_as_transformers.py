@@ -144,7 +144,6 @@ class Pair:
 
     @property
     def points(self) -> list[str]:
-        """The patterns of all stacks and, if the model has them, the logits."""
         patterns = [stack.point("pattern") for stack in self.model.stacks.values()]
         return patterns + (["logits"] if self.model.points["logits"].absent is None else [])
 

@@ -1,8 +1,8 @@
 """Values added to a point, against a hook that adds them; and the definition of a new edit."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import models
 import pytest
@@ -73,15 +73,7 @@ def test_a_vector_is_added_in_each_layer_of_layers_or_heads() -> None:
         pass
 
 
-@pytest.fixture
-def registry() -> Iterator[None]:
-    before = dict(EDITS)
-    yield
-    EDITS.clear()
-    EDITS.update(before)
-
-
-@pytest.mark.usefixtures("registry")
+@patch.dict(EDITS)
 def test_a_new_edit_is_its_class(tmp_path: Any) -> None:
     @dataclass(frozen=True)
     class Flip(PointEdit):

@@ -25,6 +25,7 @@ FAMILIES = (
 )  # fmt: skip
 HEADS = [(0, 1), (1, 2), (1, 0)]
 """Heads that all of these models have: two that share keys, and one in another layer."""
+BY_LAYER = {0: [1], 1: [2, 0]}
 
 
 def same(x: Any, *_: Any) -> Any:
@@ -139,21 +140,12 @@ def clean_logits(name: str, side: str, dtype: torch.dtype) -> Tensor:
 
 
 def in_heads(heads: Sequence[int], change: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Restricts a change of all heads to some heads."""
-
     def some(x: Tensor, *more: Tensor) -> Tensor:
         x = x.clone()
         x[:, heads] = change(x, *more)[:, heads].to(x)
         return x
 
     return some
-
-
-def by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for layer, head in heads:
-        found.setdefault(layer, []).append(head)
-    return found
 
 
 def in_rows(rows: Sequence[int] | Tensor | None, change: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -218,7 +210,7 @@ def test_patterns_set_to_uniform_self_and_first(name: str) -> None:
         for rows in (None, (1, 2, -1)) if to == "uniform" else (None,):
             changes = {
                 layer: ByHand(pattern=in_heads(heads, in_rows(own(mask, rows), made)))
-                for layer, heads in by_layer(HEADS).items()
+                for layer, heads in BY_LAYER.items()
             }
             check(name, [Intervention.attend(HEADS, to, positions=rows)], changes, side)  # type: ignore[arg-type]
 
@@ -241,7 +233,7 @@ def test_keys_reweighted(name: str) -> None:
 
             changes = {
                 layer: ByHand(pattern=in_heads(heads, in_rows(own(mask, rows), made)))
-                for layer, heads in by_layer(HEADS).items()
+                for layer, heads in BY_LAYER.items()
             }
             check(name, [Intervention.reweight(HEADS, keys, factor, positions=rows)], changes, side)  # type: ignore[arg-type]
 
@@ -291,7 +283,7 @@ def test_keys_removed_and_spans_cut(name: str) -> None:
         (Intervention.cut((1, 3), (0, 2), HEADS), spans),
     ):
         removed = {}
-        for layer, some in by_layer(HEADS).items():
+        for layer, some in BY_LAYER.items():
             gone = torch.zeros(batch, heads, length, length, dtype=torch.bool)
             gone[:, some] = cells
             removed[layer] = ByHand(removed=gone)
@@ -333,12 +325,12 @@ def test_the_pattern_of_another_run(name: str) -> None:
     values = {layer: acts["pattern", layer] for layer in (0, 1)}
     changes = {
         layer: ByHand(pattern=in_heads(heads, lambda p, seen, layer=layer: theirs[layer]))
-        for layer, heads in by_layer(HEADS).items()
+        for layer, heads in BY_LAYER.items()
     }
     check(name, [Intervention.replace(HEADS, values, point="pattern")], changes)
     changes = {
         layer: ByHand(pattern=in_heads(heads, in_rows((4, 6), lambda p, seen, layer=layer: theirs[layer][:1])))
-        for layer, heads in by_layer(HEADS).items()
+        for layer, heads in BY_LAYER.items()
     }
     one = {layer: acts["pattern", layer][:1] for layer in (0, 1)}
     check(name, [Intervention.replace(HEADS, one, point="pattern", positions=[6, 4])], changes)
@@ -365,7 +357,7 @@ def test_terms_of_the_scores_scaled(name: str) -> None:
     for term in sorted(there):
         inert = term in ("query_bias", "constant") and not rotary_or_capped
         for factor, side in ((0.0, side_of(name, 0)), (-1.5, side_of(name, 1))):
-            changes = {layer: ByHand(terms=scaled(term, factor, heads)) for layer, heads in by_layer(HEADS).items()}
+            changes = {layer: ByHand(terms=scaled(term, factor, heads)) for layer, heads in BY_LAYER.items()}
             check(name, [Intervention.scale(term, factor, HEADS)], changes, side, moves=not inert)
     missing = {"query_key", "key_bias", "query_bias", "constant", "position"} - there
     for term in missing:
@@ -398,7 +390,7 @@ def test_values_of_single_heads_at_keys(name: str) -> None:
             return torch.where(at, 0.0, v)
 
         moves = keys != "first" or side != "left"
-        changes = {layer: ByHand(values=in_heads(heads, zeroed)) for layer, heads in by_layer(HEADS).items()}
+        changes = {layer: ByHand(values=in_heads(heads, zeroed)) for layer, heads in BY_LAYER.items()}
         check(name, [Intervention.zero_values(HEADS, keys)], changes, side, moves=moves)  # type: ignore[arg-type]
         given = pooled if keys is random else new
 
@@ -407,7 +399,7 @@ def test_values_of_single_heads_at_keys(name: str) -> None:
 
         changes = {
             layer: ByHand(values=in_heads(heads, lambda v, layer=layer, replaced=replaced: replaced(v, layer)))
-            for layer, heads in by_layer(HEADS).items()
+            for layer, heads in BY_LAYER.items()
         }
         check(name, [Intervention.replace_values(HEADS, keys, given)], changes, side, moves=moves)  # type: ignore[arg-type]
 

@@ -38,7 +38,6 @@ def as_answers(texts: Texts) -> dict[str, list[int]]:
 
 
 def pairs_of(texts: Texts) -> tuple[Texts, Texts]:
-    """Each text with another of its length."""
     other = {tuple(ids.tolist()): corrupted for ids, corrupted in zip(IDS, OTHERS, strict=True)}
     return list(texts), [other[tuple(text.tolist())] for text in texts]
 
@@ -125,14 +124,10 @@ def test_texts_with_the_same_tokens_are_one_text(call: Callable[..., Any], model
     assert "6 distinct)" in f"{twice.lead} {twice!r}" or "6 texts are copies" in note, twice.lead
 
 
-def many_texts() -> list[str]:
-    words = models.WORDS[3:8]
-    return [" ".join(words[number // 5**place % 5] for place in range(3 + number % 4)) for number in range(400)]
-
-
 def test_copies_among_many_texts_are_one_text(model: am.HookedModel) -> None:
     """Beyond 256 texts too, a text and its copy with other spaces are in one group: intervals do not shrink."""
-    texts = many_texts()
+    words = models.WORDS[3:8]
+    texts = [" ".join(words[number // 5**place % 5] for place in range(3 + number % 4)) for number in range(400)]
     once, twice = (
         am.attention_focus(model, iter(some)) for some in (texts, [*texts, *(t.replace(" ", "  ") for t in texts)])
     )

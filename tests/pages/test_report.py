@@ -146,13 +146,11 @@ def test_the_page_of_a_model_whose_logits_are_refused_leaves_them_out() -> None:
 
 
 def attention_of(data: Any) -> np.ndarray:
-    """The attention stored in a page, [layer head query key]."""
     tokens, heads = len(data["tokens"]), len(data["choices"]["head"])
     return unpacked(data["arrays"][data["pattern"]], (-1, heads, tokens, tokens))
 
 
 def text_at(data: Any, name: str, **chosen: int) -> str:
-    """A sentence of the page for a selection."""
     column = data["texts"][name]
     sizes = [len(data["choices"][each]) for each in column["over"]]
     place = int(np.ravel_multi_index([chosen[each] for each in column["over"]], sizes))

@@ -44,7 +44,6 @@ FLAGS: Final = ("agreeing", "clear", "clear_size", "one_text")
 
 
 def places_of(found: Any, frame: Any, values: torch.Tensor) -> list[tuple[int, ...]]:
-    """The indices of each row of a table in the tensors of a result."""
     if values.dim() == 1:
         return [(row,) for row in range(len(frame))]
     if list(frame.columns)[1] not in ("head", "kv_head", "position"):

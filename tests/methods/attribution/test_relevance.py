@@ -23,12 +23,10 @@ POINTS = ("resid_pre", "z", "attn_out", "mlp_out")
 
 
 def metric(logits: Tensor) -> Tensor:
-    """A difference of logits at the last position, of each text."""
     return logits[:, -1, 5] - 0.5 * logits[:, -1, 9]
 
 
 def gradients(model: am.HookedModel, inputs: Any, of: Callable[[Tensor], Tensor] = metric) -> dict[Any, Tensor]:
-    """The gradients at the points of each layer."""
     run = model.run(inputs, POINTS, gradients_of=of)
     assert run.gradients is not None
     return {(point, layer): run.gradients[point, layer] for point in POINTS for layer in range(model.n_layers)}

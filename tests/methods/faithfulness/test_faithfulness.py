@@ -20,7 +20,6 @@ from attnmech.runs.residual_graph import graph_of
 
 
 def some_edges(model: am.HookedModel, share: float, seed: int) -> Circuit:
-    """A circuit of random edges."""
     graph = graph_of(model)
     names = [
         (sender, receiver)

@@ -162,12 +162,6 @@ def naive_vectors(name: str, dtype: torch.dtype, layer: int, head: int, parts: P
     return side(weights.W_Q[head], b_Q, "q"), side(weights.W_K[kv], b_K, "k")
 
 
-def tolerance_of(name: str, dtype: torch.dtype) -> float:
-    # In float64, an RMSNorm computes in float32, which amplifies a change in the last bit of the stream.
-    rms = reference._place(models.plain(name, dtype)).norm_kind != "layer"
-    return 2e-5 if dtype == F32 else 1e-6 if rms else 1e-10
-
-
 CASES = [(name, F32, "right") for name in NAIVE] + [
     (name, F64, side)
     for name, side in zip(("gpt2", "gemma2", "llama", "qwen3", "bert", "bloom"), cycle(("left", "right")))
@@ -180,6 +174,9 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
     inputs, hooked = models.padded(name, side, length=6), models.hooked(name, dtype)
     why, by_layer = am.decompose_by_source(hooked, inputs), naive(name, dtype, inputs)
     scale, mask = reference.scale(models.plain(name, dtype)), inputs["attention_mask"].bool()
+    # In float64, an RMSNorm computes in float32, which amplifies a change in the last bit of the stream.
+    rms = reference._place(models.plain(name, dtype)).norm_kind != "layer"
+    tolerance = 2e-5 if dtype == F32 else 1e-6 if rms else 1e-10
     assert why.layers == tuple(range(hooked.n_layers)) and why.residual.shape == (hooked.n_layers, hooked.n_heads)
     for layer, parts in enumerate(by_layer):
         assert why.labels_of(layer) == tuple(parts)
@@ -199,7 +196,7 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
                     of_key = torch.stack([k[text, key] for k in keys.values()]) - torch.stack(means)
                     expected = scale * of_query @ of_key.T
                     found = why.matrix(layer, head, query, key, text=text, contrast=contrast)
-                    assert float((found - expected).abs().max()) <= tolerance_of(name, dtype) * largest
+                    assert float((found - expected).abs().max()) <= tolerance * largest
             assert bool((top[:, head][~mask] == -1).all())
 
 

@@ -319,7 +319,6 @@ def as_page(file: Path) -> Path:
 
 
 def rewritten(file: Path, *, without: str = "", more: str = "") -> Path:
-    """The file without a weight, or with another."""
     held = {name: weight for name, weight in tensors(llama()).items() if name != without}
     return write(file, held | ({more: np.ones(8, dtype=np.float32)} if more else {}))
 

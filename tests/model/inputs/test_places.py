@@ -158,7 +158,6 @@ def test_a_square_at_the_box_of_a_token_changes_it_alone(kind: str, monkeypatch:
         return dict(processor(text=[f"w5 {mark} w6 w7 {mark} w8"], images=nested, return_tensors="pt"))
 
     def painted(place: Place | None) -> dict[str, Tensor]:
-        """Black pictures; the middle of the place's box is white."""
         pictures = [np.zeros((height, width, 3), dtype=np.uint8) for width, height in sizes]
         if place is not None:
             assert place.box is not None

@@ -258,15 +258,16 @@ class LlamaAttention(modeling_llama.LlamaAttention):
         return self.o_proj(z), pattern
 
 
-def llama_attention(layer: int = 1, **methods: Any) -> Broken:
-    """Llama with a faulty subclass as one layer's attention."""
+def fault(broken: Callable[..., Any]) -> Callable[..., Broken]:
+    """Makes the broken model only when it is needed."""
+    return lambda *way, **options: functools.partial(broken, *way, **options)
 
-    def broken() -> Any:
-        model = models.fresh("llama_bias")
-        models.blocks_of(model)[layer].self_attn.__class__ = type("Faulty", (LlamaAttention,), methods)
-        return model
 
-    return broken
+@fault
+def llama_attention(layer: int = 1, **methods: Any) -> Any:
+    model = models.fresh("llama_bias")
+    models.blocks_of(model)[layer].self_attn.__class__ = type("Faulty", (LlamaAttention,), methods)
+    return model
 
 
 def own_softmax(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
@@ -306,24 +307,18 @@ def repeats(
         self.num_key_value_groups = groups
 
 
-def replaced(name: str, path: str, kind: type[nn.Module], layer: int | None = 1, **methods: Any) -> Broken:
+@fault
+def replaced(name: str, path: str, kind: type[nn.Module], layer: int | None = 1, **methods: Any) -> Any:
     """A model with a faulty subclass as one module; paths start at the block or, without a layer, at the base model."""
-
-    def broken() -> Any:
-        model = models.fresh(name)
-        root = model.base_model if layer is None else models.blocks_of(model)[layer]
-        module = root.get_submodule(path) if path else root
-        module.__class__ = type("Faulty", (kind,), methods)
-        return model
-
-    return broken
+    model = models.fresh(name)
+    root = model.base_model if layer is None else models.blocks_of(model)[layer]
+    module = root.get_submodule(path) if path else root
+    module.__class__ = type("Faulty", (kind,), methods)
+    return model
 
 
 def scaled(kind: type[nn.Module], factor: float = 1.1) -> Any:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return with_first(kind.forward(self, *args, **kwargs), lambda x: x * factor)
-
-    return forward
+    return lambda self, *args, **kwargs: with_first(kind.forward(self, *args, **kwargs), lambda x: x * factor)
 
 
 def without_bias(self: Any, x: Tensor) -> Tensor:
@@ -373,16 +368,13 @@ def with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
 
 
-def hook_on(name: str, path: str, change: Callable[[Tensor], Tensor], layer: int | None = None) -> Broken:
+@fault
+def hook_on(name: str, path: str, change: Callable[[Tensor], Tensor], layer: int | None = None) -> Any:
     """A model with a user's forward hook on one module; the path starts at the model or, with a layer, at a block."""
-
-    def broken() -> Any:
-        model = models.fresh(name)
-        module = (model if layer is None else models.blocks_of(model)[layer]).get_submodule(path)
-        module.register_forward_hook(lambda module, args, output: with_first(output, change))
-        return model
-
-    return broken
+    model = models.fresh(name)
+    module = (model if layer is None else models.blocks_of(model)[layer]).get_submodule(path)
+    module.register_forward_hook(lambda module, args, output: with_first(output, change))
+    return model
 
 
 def from_place(value: Tensor, place: int, factor: float, axis: int = 1) -> Tensor:
@@ -399,29 +391,23 @@ def of_head(z: Tensor, head: int, factor: float) -> Tensor:
     return by_head.flatten(-2)
 
 
-def weak_head(faulty: Callable[[], Any], head: int = 2, layer: int = 1) -> Broken:
+@fault
+def weak_head(faulty: Callable[[], Any], head: int = 2, layer: int = 1) -> Any:
     """A Llama in which one head writes a millionth of what the others write."""
-
-    def broken() -> Any:
-        model = faulty()
-        out = models.blocks_of(model)[layer].self_attn.o_proj
-        with torch.no_grad():
-            out.weight[:, 6 * head : 6 * head + 6] *= 1e-6
-        return model
-
-    return broken
+    model = faulty()
+    out = models.blocks_of(model)[layer].self_attn.o_proj
+    with torch.no_grad():
+        out.weight[:, 6 * head : 6 * head + 6] *= 1e-6
+    return model
 
 
-def on_outlier_stream(faulty: Callable[[], Any]) -> Broken:
+@fault
+def on_outlier_stream(faulty: Callable[[], Any]) -> Any:
     """The model with one dimension of the stream at 3000."""
-
-    def broken() -> Any:
-        model = faulty()
-        with torch.no_grad():
-            model.get_input_embeddings().weight[:, 3] = 3000.0
-        return model
-
-    return broken
+    model = faulty()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 3] = 3000.0
+    return model
 
 
 def ignores_left_padding(kind: type[nn.Module]) -> Any:

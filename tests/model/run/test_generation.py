@@ -135,17 +135,13 @@ def test_an_encoder_decoder_and_its_cross_attention_step_by_step() -> None:
         assert "logits" not in step
         target = torch.cat((target, ran.logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
     assert torch.equal(said.target.ids, target)
-    _require_steps_are_one_pass(hooked, {**given, "decoder_input_ids": target[:, :-1]}, said)
-    with hooked.intervene(am.Intervention.zero("all", stack="cross")):
-        without = hooked.generate(given, 4, stop_at_eos=False)
-    assert without.target is not None and not torch.equal(without.target.ids, target)
-
-
-def _require_steps_are_one_pass(hooked: am.HookedModel, given: Any, said: Any) -> None:
-    whole = hooked.run(given, points=["cross.pattern"])
+    whole = hooked.run({**given, "decoder_input_ids": target[:, :-1]}, points=["cross.pattern"])
     for layer in range(3):
         rows = torch.cat([step["cross.pattern", layer][:, :, -1:] for step in said.steps], dim=2)
         torch.testing.assert_close(rows, whole["cross.pattern", layer])
+    with hooked.intervene(am.Intervention.zero("all", stack="cross")):
+        without = hooked.generate(given, 4, stop_at_eos=False)
+    assert without.target is not None and not torch.equal(without.target.ids, target)
 
 
 def test_the_steps_of_a_decoder_are_one_pass() -> None:

@@ -40,11 +40,7 @@ EDITABLE = [
 def change_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 3) -> Change:
     """An edit that scales and shifts each cell by different numbers."""
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-    def change(x: Tensor) -> Tensor:
-        return 0.7 * x + noise
-
-    return change
+    return lambda x: 0.7 * x + noise
 
 
 def on_output(change: Change) -> Any:
@@ -71,11 +67,7 @@ def by_head(change: Change, heads: int) -> Change:
 def turned_back(change: Change, turns: list[Tensor]) -> Change:
     """The change of rotated queries or keys, applied before rotation."""
     turn = torch.stack(turns)[None, :, None]
-
-    def before(x: Tensor) -> Tensor:
-        return (change((x[..., None, :] @ turn)[..., 0, :])[..., None, :] @ turn.transpose(-1, -2))[..., 0, :]
-
-    return before
+    return lambda x: (change((x[..., None, :] @ turn)[..., 0, :])[..., None, :] @ turn.transpose(-1, -2))[..., 0, :]
 
 
 def in_fused(change: Change, kind: str, part: int, heads: int) -> Change:

@@ -20,7 +20,8 @@ from attnmech.model.files.load import UnprovenWarning
 from attnmech.model.structure.families import ARCHITECTURES
 
 QKV = tuple[Tensor, Tensor, Tensor]
-Break = Callable[[Any, pytest.MonkeyPatch], object]
+Edit, Layers, Patch = Callable[..., Tensor], tuple[int, ...], pytest.MonkeyPatch
+Break = Callable[[Any, Patch], object]
 IDS = torch.tensor([[11, 40, 23, 77, 40, 30, 65, 12, 50]])
 LAST = 3
 """The last layer of the small models; in Qwen3-Next the only one with attention."""
@@ -40,12 +41,17 @@ def outcome(model: Any) -> str:
     return "certified" if certificate.ok else f"failed: {', '.join(check.name for check in certificate.failed)}"
 
 
-def attention(change: Callable[..., QKV], layers: tuple[int, ...] = (LAST,)) -> Break:
+def fault(broken: Callable[..., object]) -> Callable[..., Break]:
+    """From a function that breaks a model in some way, the function that takes the way and breaks a model later."""
+    return lambda *way, **options: lambda model, patch: broken(model, patch, *way, **options)
+
+
+def attention(change: Callable[..., QKV], layers: Layers = (LAST,)) -> Break:
     """Changes q, k and v `[batch head position d_head]` on their way into the attention function of some layers."""
     return _around_attention(lambda inner, q, k, v: inner(*change(q, k, v)), layers)
 
 
-def made_z(change: Callable[..., Tensor]) -> Break:
+def made_z(change: Edit) -> Break:
     """Changes z `[batch position head d_head]`, which may use q, k and v, in the last layer."""
 
     def call(inner: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -55,39 +61,35 @@ def made_z(change: Callable[..., Tensor]) -> Break:
     return _around_attention(call, (LAST,))
 
 
-def _around_attention(call: Callable[..., Any], layers: tuple[int, ...]) -> Break:
-    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        modeling = sys.modules[type(model).__module__]
-        known = modeling.ALL_ATTENTION_FUNCTIONS
+@fault
+def _around_attention(model: Any, patch: Patch, call: Callable[..., Any], layers: Layers) -> None:
+    modeling = sys.modules[type(model).__module__]
+    known = modeling.ALL_ATTENTION_FUNCTIONS
 
-        def get_interface(name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            attend = known.get_interface(name, default)
+    def get_interface(name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        attend = known.get_interface(name, default)
 
-            def faulty(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
-                def inner(*qkv: Tensor) -> Any:
-                    return attend(module, *qkv, mask, **options)
+        def faulty(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
+            def inner(*qkv: Tensor) -> Any:
+                return attend(module, *qkv, mask, **options)
 
-                return call(inner, q, k, v) if module.layer_idx in layers else inner(q, k, v)
+            return call(inner, q, k, v) if module.layer_idx in layers else inner(q, k, v)
 
-            return faulty
+        return faulty
 
-        monkeypatch.setattr(modeling, "ALL_ATTENTION_FUNCTIONS", SimpleNamespace(get_interface=get_interface))
-
-    return broken
+    patch.setattr(modeling, "ALL_ATTENTION_FUNCTIONS", SimpleNamespace(get_interface=get_interface))
 
 
-def given(path: str, change: Callable[[Tensor], Tensor], layers: tuple[int, ...] = (LAST,)) -> Break:
+@fault
+def given(model: Any, patch: Patch, path: str, change: Edit, layers: Layers = (LAST,)) -> None:
     """Changes the input of a module in some layers."""
-
-    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        for layer in layers:
-            module = model.model.layers[layer].get_submodule(path)
-            module.register_forward_pre_hook(lambda module, args: (change(args[0]), *args[1:]))
-
-    return broken
+    for layer in layers:
+        module = model.model.layers[layer].get_submodule(path)
+        module.register_forward_pre_hook(lambda module, args: (change(args[0]), *args[1:]))
 
 
-def made(path: str, change: Callable[[Tensor, Tensor], Tensor], layers: tuple[int, ...] = (LAST,)) -> Break:
+@fault
+def made(model: Any, patch: Patch, path: str, change: Edit, layers: Layers = (LAST,)) -> None:
     """Changes the output of a module in some layers; the second argument is its input."""
 
     def hook(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
@@ -96,39 +98,30 @@ def made(path: str, change: Callable[[Tensor, Tensor], Tensor], layers: tuple[in
         changed = change(first, read)
         return changed if isinstance(output, Tensor) else (changed, *output[1:])
 
-    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        for layer in layers:
-            model.model.layers[layer].get_submodule(path).register_forward_hook(hook, with_kwargs=True)
-
-    return broken
+    for layer in layers:
+        model.model.layers[layer].get_submodule(path).register_forward_hook(hook, with_kwargs=True)
 
 
-def positions(change: Callable[[Tensor], Tensor]) -> Break:
+@fault
+def positions(model: Any, patch: Patch, change: Edit) -> None:
     """Changes the positions from which the rotary tables are made."""
+    rotary = model.model.rotary_emb
 
-    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        rotary = model.model.rotary_emb
+    def hook(module: Any, args: Any, kwargs: Any) -> Any:
+        at = args[1] if len(args) > 1 else kwargs["position_ids"]
+        return (args[0], change(at)), {}
 
-        def hook(module: Any, args: Any, kwargs: Any) -> Any:
-            at = args[1] if len(args) > 1 else kwargs["position_ids"]
-            return (args[0], change(at)), {}
-
-        rotary.register_forward_pre_hook(hook, with_kwargs=True)
-
-    return broken
+    rotary.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def attribute(path: str, name: str, factor: float) -> Break:
-    """Multiplies an attribute of the last layer."""
-
-    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        module = model.model.layers[LAST].get_submodule(path)
-        setattr(module, name, factor * getattr(module, name))
-
-    return broken
+@fault
+def attribute(model: Any, patch: Patch, path: str, name: str, factor: float) -> None:
+    module = model.model.layers[LAST].get_submodule(path)
+    setattr(module, name, factor * getattr(module, name))
 
 
-def gate(function: Callable[[Tensor], Tensor]) -> Break:
+@fault
+def gate(model: Any, patch: Patch, function: Edit) -> None:
     """Replaces the sigmoid wherever the family's code calls it."""
 
     class Torch:
@@ -137,24 +130,19 @@ def gate(function: Callable[[Tensor], Tensor]) -> Break:
         def __getattr__(self, name: str) -> Any:
             return getattr(torch, name)
 
-    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys.modules[type(model).__module__], "torch", Torch())
-
-    return broken
+    patch.setattr(sys.modules[type(model).__module__], "torch", Torch())
 
 
-def adding(times: int = 1, *, parallel: bool = False) -> Break:
+@fault
+def adding(model: Any, patch: Patch, times: int = 1, *, parallel: bool = False) -> None:
     """The last layer adds its MLP several times, or the MLP of the stream before attention."""
 
     def forward(self: Any, hidden_states: Tensor, **options: Any) -> Tensor:
         middle = hidden_states + self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)[0]
         return middle + times * self.mlp(self.post_attention_layernorm(hidden_states if parallel else middle))
 
-    def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        block = model.model.layers[LAST]
-        block.__class__ = type("Faulty", (type(block),), {"forward": forward})
-
-    return broken
+    block = model.model.layers[LAST]
+    block.__class__ = type("Faulty", (type(block),), {"forward": forward})
 
 
 def beyond(x: Tensor, changed: Tensor, axis: int) -> Tensor:
