@@ -92,7 +92,6 @@ def engine_statistics(
 
 
 def _origin(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that all results share."""
     inputs = hashlib.sha256(tensors["groups"].numpy().tobytes()).hexdigest()
     origin = Provenance(
         model=header["model"],
@@ -120,7 +119,6 @@ def _focus(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Attentio
 
 
 def _spans(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-    """The sums of the requests that named spans."""
     count = sum(name.startswith("starts ") for name in tensors)
     if not count:
         refused = header.get("refused spans")

@@ -238,7 +238,6 @@ class Activations:
         return ActivationCache(cached, bridge)
 
     def _summary(self) -> list[str]:
-        """One entry per point: its name and the layers captured."""
         layers: dict[str, list[int]] = {}
         for point, layer in self.values:
             layers.setdefault(point, [])

@@ -85,7 +85,6 @@ def _attention(
     layer: int | None,
     weighted: str | None,
 ) -> View:
-    """Views of patterns and scores."""
     stack, base = split_stack(name)
     of_queries, of_keys = activations.batch.queries(stack), activations.batch.keys(stack)
     queries = _Rows(of_queries, text)
@@ -170,8 +169,6 @@ def _by_token(activations: Captured, name: str, layers: list[int], head: int | N
 
 
 class _Rows:
-    """The real tokens of one text."""
-
     def __init__(self, batch: Batch, text: int) -> None:
         self.batch = batch
         self.real = batch.mask[text].cpu().numpy()

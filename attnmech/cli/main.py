@@ -84,7 +84,6 @@ app = typer.Typer(
 
 
 def _examples(*commands: str) -> str:
-    """Formats the examples below a command's help, one per line."""
     return "\n\n".join(("Examples:", *commands))
 
 

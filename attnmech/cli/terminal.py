@@ -92,7 +92,6 @@ class Summary:
     notes: Sequence[str] = ()
     """Notes on what was cut or skipped."""
     files: Sequence[str] = ()
-    """The files written."""
     more: dict[str, Any] = field(default_factory=dict)
     """Further entries of the JSON object."""
     shown: Sequence[RenderableType] = ()
@@ -205,7 +204,6 @@ def as_object(summary: Summary, rows: int | None = None) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """Returns a cell as a JSON value."""
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

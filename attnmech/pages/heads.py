@@ -116,7 +116,6 @@ class HeadFacts(ABC):
         return self.each(lambda *place: findings.get(place) or self._headline(*place)) if findings else []
 
     def _headline(self, layer: int, head: int) -> str:
-        """The headline of a head without a finding."""
         return self._sentence(layer, head)
 
     @property
@@ -206,16 +205,13 @@ class HeadFacts(ABC):
         return f"{name}: {'no type is claimed' if self.types is not None else 'types were not measured'}."
 
     def _where(self, kind: str) -> str:
-        """The texts on which a type was measured, as the beginning of a sentence."""
         types = self.types
         return "In random repeated text, " if types is not None and types.generated and kind in types.scores else ""
 
     def _does(self, layer: int, head: int, kind: str) -> str:
-        """What a head of a claimed type does, as the end of a sentence."""
         return f"gives {self._share(layer, head, kind)}"
 
     def _share(self, layer: int, head: int, kind: str) -> str:
-        """A head's attention on the targets of a claimed type, over the rows that have one."""
         score, baseline, low, high = (percent(number, 0) for number in self._claims[layer, head, kind])
         compared = "if uniform" if kind in POSITIONAL else "by distance alone"
         return (
@@ -225,7 +221,6 @@ class HeadFacts(ABC):
 
     @cached_property
     def _claims(self) -> dict[tuple[int, int, str], tuple[float, float, float, float]]:
-        """The score of each claim, its baseline, and the ends of its interval."""
         assert self.types is not None
         claims: Any = self.types.to_frame().itertuples()
         return {
@@ -253,8 +248,6 @@ class HeadFacts(ABC):
         return f"{' '.join(query)} {percent(example.weight, 0)} to {' '.join(around)}"
 
     def _named_alike(self, alike: Float[np.ndarray, "head_of_all head_of_all"]) -> list[list[str]]:
-        """The heads that attend most like each head."""
-
         def names(layer: int, head: int) -> str:
             at = self.layers.index(layer) * self.count + head
             order = [int(other) for other in np.argsort(-alike[at], kind="stable")[:ALIKE]]
@@ -295,7 +288,6 @@ class HeadFacts(ABC):
 
     @property
     def _largest_effect(self) -> "Headline | None":
-        """The largest effect whose size is clear."""
         if self.effects is None or self._effect_ends is None:
             return None
         size = self._array(self.effects.effect.abs() * self.effects.clear_size)

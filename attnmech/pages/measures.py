@@ -145,7 +145,6 @@ def on_text(model: HookedModel, batch: Batch, stack: Stack) -> str:
 
 
 def _weights(model: HookedModel) -> int:
-    """The number of weights in the blocks that read the text."""
     weights = {id(weight): weight.numel() for stack in model.stacks.values() for weight in stack.places.parameters()}
     return sum(weights.values())
 

@@ -194,7 +194,6 @@ def calls_of(
 
 
 def _texts(texts: Sequence[ReportText], number: int) -> list[str]:
-    """The lines of Python that name the page's texts, and the one with this number."""
     if len(texts) == 1:
         return [f"text = {texts[0].text}{texts[0].note}", "texts = [text]"]
     listed = [f"    {one.text},{one.note}" for one in texts]
@@ -338,7 +337,6 @@ def reports(
 
 
 def _joined(by_text: Sequence[Sequence[Report]]) -> Report:
-    """The report of the first text, with those of its other stacks and of the other texts."""
     first, *further = (replace(report, others={other.stack: other for other in others}) for report, *others in by_text)
     return replace(first, further=tuple(further))
 
@@ -405,7 +403,8 @@ def _of_stack(
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
     cells = len(model.stacks) * len(texts) * shown.n_heads * keys.ids.shape[1]
     length = queries.ids.shape[1]
-    first = _after_senses(batch) if cells * shown.n_layers * length > limits.MAX_CELLS else 0
+    sensed = batch.is_sensed[0].nonzero()[:, 0].tolist() if cells * shown.n_layers * length > limits.MAX_CELLS else []
+    first = sensed[-1] + 1 if sensed and sensed[-1] + 1 < int(batch.lengths[0]) else 0
     if first:
         notes.append(f"Only the rows of {length - first} tokens are shown, those after the last picture or sound.")
     fits = max(1, limits.MAX_CELLS // (cells * (length - first)))
@@ -453,15 +452,7 @@ def _of_stack(
     )
 
 
-def _after_senses(batch: Batch) -> int:
-    """The first token after a text's last picture or sound; 0 if it has none, or ends with one."""
-    held = batch.is_sensed[0].nonzero()[:, 0].tolist()
-    first = held[-1] + 1 if held else 0
-    return first if first < int(batch.lengths[0]) else 0
-
-
 def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
-    """A note on the part of a long text that the page leaves out."""
     length = batch.ids.shape[1]
     if not start:
         cut = f"The text has {whole} tokens; only the first {length} were run and are shown."

@@ -40,7 +40,6 @@ STACK_WORDS: Final = {
 }
 """The stacks of an encoder-decoder, in words for the reader who chooses one."""
 
-
 UNTRUSTED: Final = "Trust the notebook, or run its cell, to see the page."
 """What a notebook that is not trusted shows in place of the page."""
 
@@ -173,19 +172,16 @@ class Report(WritesHtml):
 
     @property
     def _stacks(self) -> dict[str, "Report"]:
-        """The reports of all stacks, by name."""
         return {self.stack: self, **self.others}
 
     @property
     def _stack_words(self) -> dict[str, str]:
-        """The stacks in words, for the reader who chooses one."""
         ends = {name: (report.nouns.tokens, report.nouns.of_keys.tokens) for name, report in self._stacks.items()}
         if any(report.nouns.keys for report in self._stacks.values()):
             return {name: f"{name}: {queries} to {keys}" for name, (queries, keys) in ends.items()}
         return {name: STACK_WORDS.get(name, name) for name in ends}
 
     def _beginning(self, number: int) -> str:
-        """The text's number and beginning, for the reader who chooses one."""
         if self.nouns.text != TEXT.text:
             return str(number)
         special = self.key_special if self.first else self.special
@@ -217,7 +213,8 @@ class Report(WritesHtml):
             value_norms=norms,
         )
         provenance = self.scores.provenance
-        facts = self._head_facts(view)
+        on = next((part.on for part in self.measured), "")
+        facts = TextHeads.of(self, view=view, layers=view.layers, count=view.scores.shape[1], effects_on=on)
         headlines, first, shown = facts.headlines, facts.rows.first, facts.page
         query = len(view.tokens) - 1 if first is None else first[2].query
         start = (*headlines[0].place, self.first + query) if headlines else ()
@@ -244,10 +241,6 @@ class Report(WritesHtml):
             start=start,
         )
 
-    def _head_facts(self, view: ScoreNumbers) -> TextHeads:
-        on = next((part.on for part in self.measured), "")
-        return TextHeads.of(self, view=view, layers=view.layers, count=view.scores.shape[1], effects_on=on)
-
     @property
     def findings(self) -> dict[str, str]:
         """The findings, one sentence per question."""
@@ -273,7 +266,6 @@ class Report(WritesHtml):
         return next((sweep.result for sweep in self.measured if isinstance(sweep.result, kind)), None)
 
     def _sections(self, view: ScoreNumbers) -> list[Section]:
-        """The page's sections: those of figures 1 to 10, then the further measurements."""
         nouns, layers, calls, updates = self.nouns, view.layers, self.calls, self.updates
         other = (
             None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns, first=self.first)
@@ -295,13 +287,11 @@ class Report(WritesHtml):
         ]
 
     def _with_types(self, overview: Section, types: HeadTypes) -> Section:
-        """Adds each head's type to the hover boxes of the small maps."""
         heads = range(self.scores.residual.shape[1])
         remarks = tuple(top_scores(types, layer, head) for layer in self.scores.layers for head in heads)
         return replace(overview, figures={name: OfPattern("model", remarks) for name in overview.figures})
 
     def _types(self, types: HeadTypes) -> Section:
-        """The atlas, with the effects of ablations if these were measured."""
         effect = None if self.effects is None else self.effects.effect
         measured = [] if effect is None else effect.isfinite().nonzero().tolist()
         effects = {} if effect is None else {(layer, head): float(effect[layer, head]) for layer, head in measured}
@@ -317,7 +307,6 @@ class Report(WritesHtml):
             return []
 
     def _reasons(self, queries: Iterable[int]) -> list[list[list[str]]]:
-        """The sentences that say, for each query, why each head attends where it does."""
         if self.sources is None:
             return []
         heads = range(self.scores.residual.shape[1])

@@ -82,7 +82,6 @@ class TellingRows:
 
     @cached_property
     def _counted(self) -> Bool[np.ndarray, "query key"]:
-        """The keys that count in each row."""
         view = self.view
         keys = self._words(view.key_tokens, view.key_special if view.crosses else view.special)
         if view.crosses and not view.nouns.rows:

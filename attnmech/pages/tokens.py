@@ -81,7 +81,6 @@ class TokenPaths:
 
 
 def _drift(model: HookedModel, batch: Batch, notes: list[str]) -> Reducer | None:
-    """Returns the reducer of drift, if the vocabulary can be scanned in seconds."""
     if not model.reads_tokens:
         return None
     stack = model.stack()

@@ -73,8 +73,6 @@ def serve_http(tools: Tools, port: int, token: str) -> None:
 
 
 class _WithToken:
-    """Refuses requests without the token."""
-
     def __init__(self, app: "ASGIApp", token: str) -> None:
         self._app, self._expected = app, f"Bearer {token}".encode()
 

@@ -397,13 +397,11 @@ class Tools:
         return [text[:MOST_CHARACTERS] for text in islice(Corpus(self._folders.file(file), column=column), count)]
 
     def _inputs(self, asked: Asked) -> list[str] | None:
-        """The texts of a call, or None if it names none."""
         if asked.texts is not None and asked.file is not None:
             raise ToolError("expected `texts` or `file`; got both. Leave one out.")
         return asked.texts if asked.file is None else self._corpus(asked.file, asked.column, asked.documents)
 
     def _pictured(self, hooked: Any, texts: Sequence[str] | None, images: Sequence[str]) -> Any:
-        """The text of a call with its pictures."""
         if texts is None or len(texts) != 1:
             raise ToolError(f"`images` belong to one text; got {len(texts or ())}.")
         return with_images(hooked, texts[0], [self._folders.file(image) for image in images])
@@ -431,7 +429,9 @@ def _answer(summary: Summary, rows: int, draw: "Callable[[Path], Path] | None" =
     notes = list(summary.notes)
     if draw is not None:
         try:
-            pictures.append(_png(draw))
+            with TemporaryDirectory() as folder:
+                data = base64.b64encode(draw(Path(folder) / "figure.png").read_bytes()).decode("ascii")
+            pictures.append(ImageContent(type="image", data=data, mime_type="image/png"))
         except AttnmechError as error:
             notes.append(f"No picture: {error}")
     summary = replace(summary, findings=_shortened(summary.findings), notes=_shortened(notes))
@@ -446,15 +446,7 @@ def _answer(summary: Summary, rows: int, draw: "Callable[[Path], Path] | None" =
 
 
 def _shortened(sentences: Sequence[str]) -> list[str]:
-    """At most twelve sentences of at most 2,000 characters each."""
     return [text if len(text) <= 2000 else f"{text[:1999]}…" for text in sentences[:12]]
-
-
-def _png(draw: "Callable[[Path], Path]") -> ImageContent:
-    """The figure that `draw` writes to a temporary file."""
-    with TemporaryDirectory() as folder:
-        data = base64.b64encode(draw(Path(folder) / "figure.png").read_bytes()).decode("ascii")
-    return ImageContent(type="image", data=data, mime_type="image/png")
 
 
 def _pairs(heads: Sequence[Head] | None) -> Any:

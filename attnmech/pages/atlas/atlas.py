@@ -116,7 +116,6 @@ def atlas(
 
 
 def _beginning(inputs: Any, count: int) -> tuple[list[Any], Iterable[Any]]:
-    """The first texts of a corpus, and the whole corpus as an iterable that is read once."""
     if isinstance(inputs, str) or not isinstance(inputs, Iterable):
         raise InputError(
             f'`inputs` must be texts, such as am.Corpus("corpus.txt") or a list of strings; got {shown(inputs)}.'
@@ -128,7 +127,6 @@ def _beginning(inputs: Any, count: int) -> tuple[list[Any], Iterable[Any]]:
 
 
 def _encoded(model: HookedModel, texts: list[Any], options: Any) -> list[Batch]:
-    """The first texts as the corpus reads them, in order."""
     read = {name: options[name] for name in ("bos", "truncate") if name in options}
     parts = list(batches(iter(texts), model, **read))
     numbered = {
@@ -138,7 +136,6 @@ def _encoded(model: HookedModel, texts: list[Any], options: Any) -> list[Batch]:
 
 
 def _reducers(model: HookedModel, by: Statistic, k: int, seed: int, notes: list[str]) -> dict[str, Reducer]:
-    """The statistics of the pass, by the name of the result."""
     reducers: dict[str, Reducer] = {
         "focus": AttentionFocus.reducer(),
         "examples": HeadExamples.reducer(by=by, k=k, seed=seed),
@@ -167,7 +164,6 @@ def _kernel(model: HookedModel, texts: Sequence[Batch], means: MeanQK, notes: li
 def _ablations(
     model: HookedModel, texts: list[Batch], journals: Sequence[str | None], options: Any, notes: list[str]
 ) -> tuple[HeadEffects | None, NullAttention | None]:
-    """The effects of ablating each head, and the test of attention to the first token, on some texts."""
     if not texts:
         return None, None
     run = {name: options[name] for name in ("engine", "progress") if name in options}

@@ -100,7 +100,6 @@ class CorpusHeads(HeadFacts):
 
     @cached_property
     def _written(self) -> dict[tuple[int, int], dict[str, str]]:
-        """What the heads of claimed types write, by layer and head and then by type."""
         sentences: dict[tuple[int, int], dict[str, str]] = {}
         claims: Any = () if self.ov is None else self.ov.claims.itertuples()
         for claim in claims:
@@ -163,7 +162,6 @@ class CorpusHeads(HeadFacts):
         return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
     def _strongest(self, layer: int, head: int) -> str:
-        """What the strongest rows attend to, in both halves of the texts, and how typical such rows are."""
         row = self._halves[layer, head]
         if not row.even_rows + row.odd_rows:
             return ""

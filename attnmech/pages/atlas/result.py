@@ -177,7 +177,6 @@ def by_distance(shares: Float[np.ndarray, "layer head distance"]) -> Chart:
 
 
 def _nearest(shares: Float[np.ndarray, " distance"]) -> str:
-    """Where half of the attention lies, in a sentence."""
     if not np.isfinite(shares).all():
         return ""
     half = int(np.searchsorted(np.cumsum(shares), 0.5))
@@ -298,6 +297,7 @@ class Atlas(WritesHtml):
     def _page(self, files: tuple[str, ...] = ()) -> Page:
         headlines, provenance = self.heads.headlines, self.examples.provenance
         headline, *more = [finding.sentence for finding in headlines] or [self.lead]
+        ablate = f", ablate={self.ablated}" if self.effects is not None else ""
         return Page(
             title=f"Atlas of {provenance.short_name} over {self.examples._texts}",
             headline=headline,
@@ -312,22 +312,10 @@ class Atlas(WritesHtml):
                 for check in self.certificate.checks
             ],
             provenance=provenance.entries,
-            setup=self._setup,
+            setup=f"import attnmech as am\n\nmodel = {self.source}\ncorpus = ...  # the texts of this atlas\n"
+            f"atlas = am.atlas(model, corpus{ablate})",
             brief={**self.findings, **self.heads.untyped},
             start=headlines[0].place if headlines else (),
-        )
-
-    @property
-    def _setup(self) -> str:
-        ablate = f", ablate={self.ablated}" if self.effects is not None else ""
-        return "\n".join(
-            (
-                "import attnmech as am",
-                "",
-                f"model = {self.source}",
-                "corpus = ...  # the texts of this atlas",
-                f"atlas = am.atlas(model, corpus{ablate})",
-            )
         )
 
     @property
