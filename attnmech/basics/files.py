@@ -166,9 +166,6 @@ def _cannot_write(target: Path, error: BaseException) -> OutputError:
     return OutputError(f"cannot write {target}: {reason}.")
 
 
-# -- drafts ------------------------------------------------------------------------------------------------------
-
-
 def _draft_of(target: Path) -> Path:
     """A name next to the file that no other writer uses."""
     return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}-{next(_NUMBERS)}{_DRAFT}")

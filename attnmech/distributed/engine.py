@@ -99,8 +99,6 @@ class Ray(Workers):
         self._start()
         return [int(number) for number in imported().get([actor.process.remote() for actor in self._actors])]
 
-    # -- what `stream` and `sweep` call -----------------------------------------------------------------------
-
     def reading(self, inputs: Any) -> Any:
         """The corpus; if it consists of files that every machine can read, Ray Data reads it."""
         if not isinstance(inputs, CorpusFiles):
@@ -132,8 +130,6 @@ class Ray(Workers):
         plan = shipped(described, "a metric, an intervention or a hook")
         with self._serving(work.model) as pool:
             divide(pool, *_put(plan), work, parts, bar)
-
-    # -- workers ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _serving(self, model: HookedModel) -> "Iterator[Pool]":

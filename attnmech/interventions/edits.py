@@ -84,9 +84,6 @@ class Edit:
         ).hexdigest()
 
 
-# -- at a point ----------------------------------------------------------------------------------------------
-
-
 class PointEdit(Edit):
     """Changes the value at its point."""
 
@@ -144,9 +141,6 @@ class Add(PointEdit):
         return value + self.factor * self.values.fitted(layer, value, part)
 
 
-# -- terms of the scores -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Scale(Edit):
     """A term of the scores is multiplied by `factor`, before a soft cap and the softmax."""
@@ -164,9 +158,6 @@ class Scale(Edit):
         effect = "dropped" if self.factor == 0 else f"multiplied by {self.factor:g}"
         split = "" if self.centre is None else f", split at {self.centre},"
         return f"{self.term} in the scores of {heads}{split} is {effect}"
-
-
-# -- which keys a row sees -----------------------------------------------------------------------------------
 
 
 class KeyEdit(Edit):
@@ -209,9 +200,6 @@ class Cut(KeyEdit):
         texts = block.part.texts
         rows, keys = block.queries.at(range(*self.query_span))[texts], block.keys.at(range(*self.key_span))[texts]
         return rows[:, block.rows, None] & keys[:, None, : block.key_count]
-
-
-# -- the pattern ---------------------------------------------------------------------------------------------
 
 
 class PatternEdit(Edit):
@@ -302,9 +290,6 @@ class Reweight(PatternEdit):
         total = weighted.sum(dim=-1) + (0 if at_sink is None else at_sink)
         total = torch.where(total > 0, total, 1.0)  # rows without keys stay 0
         return weighted / total[..., None], None if at_sink is None else at_sink / total
-
-
-# -- the values of single heads --------------------------------------------------------------------------------
 
 
 class ValueEdit(Edit):

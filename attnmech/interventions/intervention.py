@@ -110,8 +110,6 @@ class Intervention(metaclass=_Named):
                 f"layers {self.layers!r} at {self.point!r}."
             )
 
-    # -- the ways to make one ------------------------------------------------------------------------------
-
     @classmethod
     def zero(cls, heads: Heads, *, positions: Positions | None = None, stack: str = "") -> Self:
         """z of the heads becomes 0: they write nothing (b_O stays).
@@ -345,8 +343,6 @@ class Intervention(metaclass=_Named):
         edit = Zero(point) if values is None else Replace(checked_values(values, places), point)
         return cls(edit, (), places, checked_positions(positions), stack)
 
-    # -- how it describes itself ---------------------------------------------------------------------------
-
     @property
     def point(self) -> str:
         """The point at which it acts."""
@@ -389,8 +385,6 @@ class Intervention(metaclass=_Named):
             return ""
         last = self.positions == (-1,)
         return " at the last position" if last else f" at positions {listed_numbers(self.positions)}"
-
-    # -- files ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
         """Writes the intervention to a .safetensors file."""

@@ -142,8 +142,6 @@ class HeadFacts(ABC):
         far = robust(numbers).amax(dim=0).numpy() if numbers else np.zeros(kinds.shape)
         return [int(place) for place in np.lexsort((-far.ravel(), kinds.ravel()))]
 
-    # -- numbers ------------------------------------------------------------------------------------------------
-
     @cached_property
     def numbers(self) -> list[HeadNumber]:
         """The numbers of all heads, for the map and the scatter."""
@@ -191,8 +189,6 @@ class HeadFacts(ABC):
     def each(self, of_head: Callable[[int, int], T]) -> list[list[T]]:
         """What a function returns for each layer and head."""
         return [[of_head(layer, head) for head in range(self.count)] for layer in self.layers]
-
-    # -- sentences ----------------------------------------------------------------------------------------------
 
     def types_of(self, layer: int, head: int) -> tuple[str, ...]:
         """The claimed types of a head, the strongest first."""
@@ -283,8 +279,6 @@ class HeadFacts(ABC):
         assert self.effects is not None
         low, high = self.effects.simultaneous()
         return (low, high) if bool(low.isfinite().any()) else None
-
-    # -- the top of the page ------------------------------------------------------------------------------------
 
     @property
     def _largest_effect(self) -> "Headline | None":

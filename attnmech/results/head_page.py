@@ -111,9 +111,6 @@ def _with_clicks(sections: Sequence[Section], layers: tuple[int, ...]) -> list[S
     ]
 
 
-# -- what the table says about each head -----------------------------------------------------------------------------
-
-
 def heads_of(
     frame: pd.DataFrame,
     layers: Sequence[int],

@@ -175,8 +175,6 @@ class Table(WithQuantities):
     def _bounds_of(self, name: str) -> tuple[float, float]:
         return self.STATISTICS[name].bounds
 
-    # -- the main statistic -----------------------------------------------------------------------------------
-
     @property
     def _main(self) -> Quantity:
         return self._quantity(self._MAIN)
@@ -215,8 +213,6 @@ class Table(WithQuantities):
     def one_text(self) -> Bool[Tensor, "*place"]:
         """Whether one text carries more than half of Σ |value| of the main statistic."""
         return self._main.one_text
-
-    # -- the table --------------------------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head, or other place: every statistic, and the ends `_low` and `_high` of its interval.
@@ -274,8 +270,6 @@ class Table(WithQuantities):
     @property
     def _labels(self) -> Mapping[str, str]:
         return {name: self._label_of(name) for name in self.quantities}
-
-    # -- figures and sentences --------------------------------------------------------------------------------
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws a statistic, by default the main one, as a map of layers × heads; hovering shows intervals.

@@ -36,8 +36,6 @@ from .text_files import opened, text_of, texts_of_file
 
 Value = TypeVar("Value")
 
-# -- files -------------------------------------------------------------------------------------------------------
-
 
 class Documents(ABC):
     """A corpus that knows its number of documents; each iteration starts from the beginning."""
@@ -109,8 +107,6 @@ class Corpus(Documents):
         """The number of documents; reads the file once."""
         return sum(1 for _ in self)
 
-
-# -- batches -----------------------------------------------------------------------------------------------------
 
 A_BATCH: Final = 128
 """The fixed cost of a batch, in tokens."""

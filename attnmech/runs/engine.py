@@ -288,8 +288,6 @@ class Texts:
         )
         return After(self._judging.of(output, len(changes), judge), shift, None if keyless is None else keyless.counts)
 
-    # -- paths ---------------------------------------------------------------------------------------------
-
     def _received(self) -> "Texts":
         """The same texts, for changes whose values are only for these texts."""
         texts = copying.copy(self)
@@ -322,8 +320,6 @@ class Texts:
             )
             for number in range(len(changes))
         ]  # fmt: skip
-
-    # -- passes --------------------------------------------------------------------------------------------
 
     def _applied_now(self, changes: Sequence[Change], first: int) -> list[Applied]:
         """Applies each change to a separate copy of the texts; the copies before `first` stay unchanged."""

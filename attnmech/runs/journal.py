@@ -31,8 +31,6 @@ _MOST_ROUNDING: Final = 0.1  # in any precision, two runs may differ by this muc
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# -- the file, while a run owns it -------------------------------------------------------------------------------
-
 
 @dataclass
 class _Kept:
@@ -116,9 +114,6 @@ def _locked(path: Path, real: Path) -> Iterator[None]:
         with suppress(OSError):  # Windows does not remove open files
             Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-# -- what is in it -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

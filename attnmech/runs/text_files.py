@@ -64,8 +64,6 @@ def texts_of_file(path: Readable, column: str | None = None) -> Iterator[str]:
     return (text for text in texts if text.strip())
 
 
-# -- bytes and lines -----------------------------------------------------------------------------------------------
-
 Unpack = Callable[[Any], Any] | None
 """Opens a compressed file from its bytes; None for a file that is not compressed."""
 
@@ -113,9 +111,6 @@ def _plain(path: Readable, unpack: Unpack) -> Iterator[str]:
     return (line.removesuffix("\n").removesuffix("\r") for line in _lines(path, unpack))
 
 
-# -- JSON ----------------------------------------------------------------------------------------------------------
-
-
 def _json_lines(path: Readable, unpack: Unpack, column: str | None) -> Iterator[str]:
     def values() -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(_lines(path, unpack), start=1):
@@ -160,9 +155,6 @@ def _texts_of_values(values: Iterable[tuple[str, Any]], column: str | None) -> I
             yield text_of(value[column], where)
         else:
             yield text_of(value, where)
-
-
-# -- tables --------------------------------------------------------------------------------------------------------
 
 
 def _chosen(where: Any, columns: Iterable[str], of_text: Sequence[str], column: str | None) -> str:

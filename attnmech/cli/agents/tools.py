@@ -82,8 +82,6 @@ class Tools:
             self.residual_drift,
         )  # fmt: skip
 
-    # -- the tools --------------------------------------------------------------------------------------------
-
     @shares(rows={"default": 50})
     def load_model(self, hooked: Any, asked: Asked) -> Answered:
         """Load a model and prove what its activation points mean.
@@ -348,8 +346,6 @@ class Tools:
         result = residual_drift(hooked, iter([built_in_paragraph()] if inputs is None else inputs), k=k, truncate=True)
         lead = result.verdicts().lead
         return self._answer("drift", hooked, result, drift_rows(result), asked, lead, named=inputs is not None)
-
-    # -- what they share --------------------------------------------------------------------------------------
 
     @contextmanager
     def work(self, ctx: Context, model: str | None) -> Iterator[Any]:

@@ -190,8 +190,6 @@ class Watch:
         self._step: _Step | None = None
         self._edits = [f"L{layer}H{head} scaled by {factor:g}" for layer, head, factor in hooks.scaled]
 
-    # -- step by step ------------------------------------------------------------------------------------------
-
     def stepwise(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         """The runner's `execute_model`, with the requests of each step counted."""
 
@@ -313,8 +311,6 @@ class Watch:
         if request is not None and request.seen and not self._failed:
             self.totals.end(name, request.ids)
             self.spans.end(name, request.ids)
-
-    # -- what it gives -----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def taken(self, idle: bool) -> bytes:

@@ -163,8 +163,6 @@ class SetTest(PagedResult):
         """What was done to heads: "removed", or "changed" by an intervention."""
         return "removed" if self.method in METHODS else "changed"
 
-    # -- the set ------------------------------------------------------------------------------------------
-
     def _harm_in_groups(self, after: Float[Tensor, "*place case"]) -> Float[Tensor, "*place group"]:
         """Returns how much worse the model does than with all heads, averaged over the cases of each group."""
         return group_means(self.before - after if self.higher_is_better else after - self.before, self.case_groups)
@@ -186,8 +184,6 @@ class SetTest(PagedResult):
     def effect(self) -> float:
         """The metric without the tested set minus the metric with all heads, averaged over groups."""
         return float(self._means.mean)
-
-    # -- against other sets -------------------------------------------------------------------------------
 
     @cached_property
     def as_strong(self) -> Bool[Tensor, " set"]:
@@ -252,8 +248,6 @@ class SetTest(PagedResult):
         """
         low, _ = self._adds.interval()
         return [head for head, end in zip(self.heads, low.tolist(), strict=True) if not end > 0]
-
-    # -- general loss, restoring --------------------------------------------------------------------------
 
     @cached_property
     def _matched(self) -> Int[Tensor, " matched"]:

@@ -182,8 +182,6 @@ class ResidualDrift(DriftByToken):
     def _merge(self, one: State, other: State) -> State:
         return merged_sums(one, other)
 
-    # -- verdicts ---------------------------------------------------------------------------------------------
-
     def verdicts(self, untrained: "ResidualDrift | None" = None) -> DriftVerdicts:
         """Says in which layers tokens move by cosine, by rank and by churn, and whether the three metrics agree over
         layers.
@@ -233,8 +231,6 @@ class ResidualDrift(DriftByToken):
             {name: mean.below[steps] for name, mean in means.items()},
             {name: level.means.mean[order].numpy() for name, level in levels.items()},
         )
-
-    # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(
         self,

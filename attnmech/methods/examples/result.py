@@ -211,8 +211,6 @@ class HeadExamples(Summed):
                              for name in ("tokens", "key_texts"))  # fmt: skip
         return replace(whole, tokens=tokens, key_texts=key_texts)
 
-    # -- how far the examples are typical ---------------------------------------------------------------------
-
     @property
     def rows(self) -> Int[Tensor, "measured head"]:
         """The number of rows of each head that count, of the measured layers."""
@@ -297,8 +295,6 @@ class HeadExamples(Summed):
             key, key_id = (x.gather(-1, at)[..., 0] for x in (keys.masked_fill(~counts, -1), rows["key_ids"]))
             by_kind[prefix] = relations(position, key, rows["window"][..., WINDOW.index(0)], key_id)
         return by_kind
-
-    # -- the examples -----------------------------------------------------------------------------------------
 
     def examples_of(self, layer: int, head: int, which: str = "strongest") -> list[Example]:
         """Returns the examples of one head: "strongest", "even" or "odd" (highest first), "random", or "band" (all
@@ -402,8 +398,6 @@ class HeadExamples(Summed):
                 of_head["distance"], of_head["p"] = (math.nan if self._crosses else float(x) for x in compared)
                 table.append(of_head)
         return pd.DataFrame(table)
-
-    # -- how the result is shown ------------------------------------------------------------------------------
 
     @property
     def lead(self) -> str:

@@ -169,14 +169,10 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
         """The reducer that computes an `AttentionFocus` in `am.stream`."""
         return FocusReducer(last)
 
-    # -- what a head's rows do, on average --------------------------------------------------------------------
-
     @property
     def top_key(self) -> Int[Tensor, "layer head batch query"]:
         """The highest key of each row; −1 in rows without a choice and at padding."""
         return self._row("top_key")
-
-    # -- what keys receive ------------------------------------------------------------------------------------
 
     @property
     def distance_histogram(self) -> Float[Tensor, "layer head distance"]:
@@ -201,8 +197,6 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
         """`received_by_type` if every row attended uniformly to its visible keys."""
         sums = self._sums("uniform_by_type")
         return self._by_layer(sums / sums.sum(dim=-1, keepdim=True))
-
-    # -- sinks and collapse: over all rows, as published ------------------------------------------------------
 
     @property
     def sink_rate(self) -> Float[Tensor, "layer head position"]:
@@ -242,8 +236,6 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
 
     def _all_rows(self, name: str) -> Tensor:
         return self._kept(name, "it is defined over all rows, but this result has only selected rows")
-
-    # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws figure 4 ("self_focus"), 5 ("first_focus", the default) or 6 ("concentration").
@@ -333,7 +325,6 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
     def _crosses(self) -> bool:
         return self.provenance.options.get("stack") == "cross"
 
-    # -- how the result is shown and stored
     # -----------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:

@@ -161,8 +161,6 @@ class OneHead:
         nothing = torch.full_like(scale_grid(1.0), torch.nan)
         return queries, keys, torch.zeros_like(keys[0]), numbers, "", nothing, nothing
 
-    # -- the position term ------------------------------------------------------------------------------------
-
     @property
     def _position(self) -> Float[Tensor, "#batch #row key"] | None:
         """The model's additions to q·k for positions in the measured rows: position term and products with tables."""
@@ -201,8 +199,6 @@ class OneHead:
         last = last * batch.mask.cpu()
         slope = float((last * steps).sum() / steps.square().sum().clamp_min(1.0))
         return (slope, last / slope) if slope else (1.0, last)
-
-    # -- effects of scale and shift on scores and attention ---------------------------------------------------
 
     def _shift_share(self, mean_q: Float64[Tensor, " d"]) -> float:
         """The share of q̄·k in the variance of scores along a row."""

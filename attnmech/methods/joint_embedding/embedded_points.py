@@ -158,8 +158,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         super(EmbeddedPoints, replace(self, patterns={}, text_special={}))._check()
         check_layers(tuple(dict.fromkeys(layer for layer, _ in self.heads)), self.n_layers)
 
-    # -- by layer and head ------------------------------------------------------------------------------------
-
     def _value_of(self, statistic: str) -> Float[Tensor, "layer head"]:
         return self._by_head(self.numbers[statistic])
 
@@ -204,8 +202,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
             ]
         return tuple(anomaly for _, anomaly in sorted(ranked, key=lambda entry: (-entry[0], entry[1][:3])))
 
-    # -- one head ---------------------------------------------------------------------------------------------
-
     def _place(self, layer: int, head: int) -> int:
         try:
             return self.heads.index((layer, head))
@@ -223,8 +219,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         tokens = len(self.labels)
         vectors = self.vectors[self._place(layer, head)]
         return vectors[:tokens], vectors[tokens:]
-
-    # -- search -----------------------------------------------------------------------------------------------
 
     def search(self, query: str, *, projection: str | None = None) -> pd.DataFrame:
         """Measures how close together the tokens that contain a string lie in each head, the most clustered head first.
@@ -260,8 +254,6 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         frame = pd.DataFrame(self.heads, columns=["layer", "head"]).assign(hits=len(hits), ratio=ratios.sum(axis=1) / 2)
         frame["queries"], frame["keys"] = ratios.T
         return frame.sort_values("ratio", kind="stable", ignore_index=True)
-
-    # -- tables and figures -----------------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head: scale, flag, and all measures before and after projection."""

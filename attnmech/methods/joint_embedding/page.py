@@ -137,9 +137,6 @@ def _data(embedded: EmbeddedPoints) -> dict[str, Any]:
     }
 
 
-# ---- points -------------------------------------------------------------------------------------------------------
-
-
 def _projection(name: str, in_picture: Float[np.ndarray, "chosen point dims"]) -> dict[str, Any]:
     """Packs the points of every head with one scale for all its axes, which preserves angles."""
     points = in_picture.astype(np.float64)
@@ -162,9 +159,6 @@ def mean_apart(points: Float[np.ndarray, "point dim"]) -> float:
     count = min(len(points), MOST_COMPARED)
     some = points[np.arange(count) * len(points) // count]
     return float(pdist(some).mean()) if count > 1 else 0.0
-
-
-# ---- heads and texts ----------------------------------------------------------------------------------------------
 
 
 def _numbers(embedded: EmbeddedPoints, place: int) -> dict[str, float | None]:

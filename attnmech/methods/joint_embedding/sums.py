@@ -96,8 +96,6 @@ class Embedder:
         if block.rows.stop == self.batch.ids.shape[1]:
             self._measure(heads, block)
 
-    # -- measures of the pattern ------------------------------------------------------------------------------
-
     def _note_highest(self, pattern: Tensor, block: RowBlock, places: slice) -> None:
         """Notes the two most attended keys of the sampled queries in the block's rows, by position in the batch."""
         position = self.sample.position
@@ -122,8 +120,6 @@ class Embedder:
             keys = real[real < pattern.shape[-1]]
             chosen = pattern[text][:, real[rows] - block.rows.start][:, :, keys].to(torch.float16).cpu()
             kept[places][:, rows.cpu(), : len(keys)] = chosen
-
-    # -- measures of queries and keys -------------------------------------------------------------------------
 
     def _measure(self, heads: list[int], block: RowBlock) -> None:
         layer, mask = block.layer, block.mask

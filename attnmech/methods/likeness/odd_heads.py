@@ -244,8 +244,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
     def _merge(self, one: State, other: State) -> State:
         return OddHeadsReducer(self.beyond).merge(one, other)
 
-    # -- numbers ----------------------------------------------------------------------------------------------
-
     @property
     def far_mass(self) -> Float[Tensor, "layer head"]:
         """Mean attention to keys at a distance of at least `beyond` tokens, over the rows that see such keys."""
@@ -342,8 +340,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
         means.insert(0, "heads", named.groupby("type").size())
         return means.sort_values("far_ordinary", ascending=False).reset_index()
 
-    # -- display ----------------------------------------------------------------------------------------------
-
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by the robust score of a statistic or by each head's most extreme score.
 
@@ -418,8 +414,6 @@ class OddHeads(OddHeadStatistics, SummedTable):
                 'odd.plot("far_ordinary")',
             ),
         ]
-
-    # -- means over texts -------------------------------------------------------------------------------------
 
     @property
     def _heads(self) -> int:

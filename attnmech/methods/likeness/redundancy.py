@@ -195,8 +195,6 @@ class Redundancy(SummedTable):
     def _merge(self, one: State, other: State) -> State:
         return RedundancyReducer().merge(one, other)
 
-    # -- divergences ------------------------------------------------------------------------------------------
-
     def _by_text(self, name: str) -> TextMeans:
         return self._found.within if name == "within" else self._found.everywhere
 
@@ -282,8 +280,6 @@ class Redundancy(SummedTable):
                 row |= dict(zip(_OF_NEAREST, (*self._heads_measured[near], *numbers), strict=True))
             rows.append(row | {"within": float(own.nanmean()), "effective_heads": float(effective[layer])})
         return pd.DataFrame(rows)
-
-    # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws `"map"`, the default, heads as points in a plane, or `"within"`, heads × heads of a layer.
@@ -399,8 +395,6 @@ class Redundancy(SummedTable):
             "alike.plot()",
         )
         return [plane, maps]
-
-    # -- heads and pairs --------------------------------------------------------------------------------------
 
     @cached_property
     def _found(self) -> Divergences:

@@ -360,8 +360,6 @@ class NullAttention(NullStatistics, TextResult):
     def _clarity_prefix(self, name: str) -> str | None:
         return f"{name}_" if name in INTERVENTIONS else None
 
-    # -- display ----------------------------------------------------------------------------------------------
-
     def to_frame(self) -> pd.DataFrame:
         """One row per head: its numbers, every effect with its interval and whether it is clear of 0, and the verdict.
 

@@ -271,8 +271,6 @@ class OVTokens(TokenStatistics, OfLayers):
             for token in ids.flatten().tolist():
                 self.texts[token]
 
-    # -- how heads write the token that they read ------------------------------------------------------------
-
     @property
     def own(self) -> OwnPlaces:
         """The places of the own tokens in the order of logits."""
@@ -317,8 +315,6 @@ class OVTokens(TokenStatistics, OfLayers):
         here = self.claims[(self.claims.layer == layer) & (self.claims["head"] == head)]
         return tuple(here.type)
 
-    # -- the pairs -------------------------------------------------------------------------------------------
-
     def pairs_of(self, layer: int, head: int, which: str = "raised") -> list[Pair]:
         """Returns the pairs of one head, strongest first: "raised" or "lowered"."""
         row = self._place_of(layer)
@@ -349,8 +345,6 @@ class OVTokens(TokenStatistics, OfLayers):
         columns = {name: self._by_head(name) for name in STATISTICS}
         columns |= {"highest": self.raised_logits[..., 0], "lowest": self.lowered_logits[..., 0]}
         return table_of({"layer": self.layers, "head": range(self.raised.shape[1])}, columns)
-
-    # -- how the result is shown ------------------------------------------------------------------------------
 
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by "own_rank", "copied" (the default), "suppressed" or "successor"."""

@@ -273,8 +273,6 @@ class QKDirections(OfLayers):
     def _labels(self) -> Mapping[str, str]:
         return {"share": "largest share of one direction", "query_key": "share of query-key"}
 
-    # -- how the result is shown ------------------------------------------------------------------------------
-
     def plot(self, figure: str | None = None, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Draws layers × heads, coloured by the share of each head's strongest direction."""
         largest = self.share.nan_to_num(-torch.inf).amax(dim=-1).masked_fill(self.share[..., 0].isnan(), torch.nan)

@@ -157,9 +157,6 @@ def decompose_by_source(
     )
 
 
-# -- arguments -----------------------------------------------------------------------------------------------
-
-
 def _chosen_heads(
     model: HookedModel, stack: Stack, layers: Iterable[int] | None, heads: Heads
 ) -> dict[int, tuple[int, ...]]:
@@ -225,9 +222,6 @@ def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[Sour
     for (query, key), visible in zip(places, seen.tolist(), strict=True):
         if not visible:
             raise InputError(f"token {query} cannot see key {key} in any text; choose a key it can see.")
-
-
-# -- the result ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)

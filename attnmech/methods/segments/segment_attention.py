@@ -172,8 +172,6 @@ class SegmentAttention(SegmentMeans):
     def _merge(self, one: State, other: State) -> State:
         return SegmentReducer().merge(one, other)
 
-    # -- the segments of one text -----------------------------------------------------------------------------
-
     def segments_of(self, text: int = 0) -> tuple[str, ...]:
         """Returns the segments of one text as strings."""
         own, tokens = self.starts[self._text(text)], self.tokens[text]
@@ -232,8 +230,6 @@ class SegmentAttention(SegmentMeans):
         for side in ("query", "key"):
             frame[side] = [names[number] for number in frame[f"{side}_segment"]]
         return frame
-
-    # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(
         self, figure: str | None = None, *, layer: int | None = None, head: int | None = None, text: int = 0
@@ -346,8 +342,6 @@ class SegmentAttention(SegmentMeans):
             'found.plot("receivers")',
         )
         return [heads, cells, lines, received]
-
-    # -- texts, layers and heads ------------------------------------------------------------------------------
 
     def _text(self, text: int) -> int:
         if not self.starts:

@@ -180,8 +180,6 @@ _under_way: ContextVar[Pass | None] = ContextVar("under way", default=None)
 class InForce:
     """The edits and interventions in force on a model, and its current pass, in the context of the call."""
 
-    # -- what is in force ------------------------------------------------------------------------------------
-
     def _open(self) -> tuple[_Block, ...]:
         return tuple(block for block in _in_force.get().get(self, ()) if block.open)
 
@@ -237,8 +235,6 @@ class InForce:
         finally:
             block.open = False
             self._become(self._open())
-
-    # -- the pass under way ----------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:

@@ -168,9 +168,6 @@ def _in_place(name: str) -> bool:
     return name == "__setitem__" or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-# -- the steps of a module on scores and patterns -----------------------------------------------------------------
-
-
 def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The result of a function applied to postponed products; None if the function is not a step of attention."""
     name = getattr(func, "__name__", "")
@@ -340,9 +337,6 @@ _STEPS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 
 
-# -- where products begin ----------------------------------------------------------------------------------------
-
-
 class _Postponing(TorchFunctionMode):
     """Intercepts torch's functions, and postpones products of tensors that have heads."""
 
@@ -375,9 +369,6 @@ def _are_by_head(left: Any, right: Any, *_: Any) -> bool:
     if left.ndim != right.ndim or left.shape[0] != right.shape[0] or not left.is_floating_point():
         return False
     return left.ndim == 3 or right.shape[1] in (1, left.shape[1])
-
-
-# -- modules -----------------------------------------------------------------------------------------------------
 
 
 def through_attend(module: nn.Module) -> nn.Module:

@@ -205,9 +205,6 @@ def why_not(config: Any) -> str | None:
     return None
 
 
-# -- XLNet -------------------------------------------------------------------------------------------------------
-
-
 class XLNetAttention(nn.Module):
     """XLNet's attention module: positions come first, and it adds to the stream and norms the sum itself."""
 

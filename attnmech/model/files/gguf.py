@@ -156,9 +156,6 @@ def dequantised(path: Path) -> Dequantised:
     return _whole(copy) or _made(path, copy)
 
 
-# -- a copy ------------------------------------------------------------------------------------------------------
-
-
 def _whole(copy: Path) -> Dequantised | None:
     """The copy; None if any of its files is missing or has changed."""
     try:
@@ -219,9 +216,6 @@ def _writing(folder: Path) -> Iterator[None]:
             f"cannot write the dequantised weights to {folder}: {reason}. Make room there, or let XDG_CACHE_HOME name "
             "another folder."
         ) from error
-
-
-# -- the file ----------------------------------------------------------------------------------------------------
 
 
 def _read(path: Path, *, nothing: Path) -> tuple[list[str], PreTrainedModel, Any]:

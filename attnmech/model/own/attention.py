@@ -129,9 +129,6 @@ def _within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]
     module.forward = ours
 
 
-# -- attention that is described -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Described:
     """Properties of an attention that a user's `Architecture` does not state, found by comparing outputs."""

@@ -181,8 +181,6 @@ def first_output(whole: Any) -> Tensor:
     return output
 
 
-# -- modules that are called several times in one pass ---------------------------------------------------------
-
 _CALLS: ContextVar[dict[int, int]] = ContextVar("calls of shared modules")
 
 

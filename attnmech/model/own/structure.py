@@ -85,9 +85,6 @@ def _check_masks(plain: OwnModule, example: Any) -> None:
         return
 
 
-# -- the batch -------------------------------------------------------------------------------------------------
-
-
 def _with_batch(plain: OwnModule, example: Any, output: Tensor) -> tuple[CallForm, int | None]:
     """The form with the batch axis of every tensor, and the output's batch axis, proved by a batch of two examples."""
     form = plain.form
@@ -162,9 +159,6 @@ def _require_attention(plain: OwnModule, trace: Traced) -> None:
         f"scaled_dot_product_attention. If it has its own attention code, describe it: am.load(module, example=..., "
         f"architecture=am.Architecture(...))."
     )
-
-
-# -- modules that are called several times ---------------------------------------------------------------------
 
 
 def _unroll(plain: OwnModule, rows: Mapping[str, Tensor]) -> None:

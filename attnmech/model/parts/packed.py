@@ -79,9 +79,6 @@ def _without_bias(module: nn.Module) -> nn.Module:
     return alone
 
 
-# -- what a model says of its quantisation ---------------------------------------------------------------------
-
-
 def quantised_as(model: nn.Module) -> str:
     """A suffix for the name of a quantised model: " (quantised by torchao)"; empty for any other."""
     if next(packed_projections(model), None) is None:

@@ -217,8 +217,6 @@ class Statements(EditChecks):
             "far": self._far,
         }
 
-    # -- the runs ------------------------------------------------------------------------------------------
-
     def _reached(self, read: Callable[[ProbeRun, str, int], None]) -> Check:
         failed = attempt(lambda: self.passes.run(self._kept, read))
         detail = self._unreached if failed is None else first_line(failed)
@@ -256,8 +254,6 @@ class Statements(EditChecks):
     @property
     def _middle_layer(self) -> int:
         return self.layers[len(self.layers) // 2]
-
-    # -- whole passes --------------------------------------------------------------------------------------
 
     def _finite(self) -> Check:
         statement = "every weight is finite"

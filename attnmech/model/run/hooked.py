@@ -132,8 +132,6 @@ class HookedModel(WiredModel):
         """The tower that reads the sounds of a model of text, as `vision` reads its pictures."""
         return self.load_tower(self, "sound")
 
-    # -- what a user calls ---------------------------------------------------------------------------------
-
     def run(
         self,
         inputs: Inputs,
@@ -461,8 +459,6 @@ class HookedModel(WiredModel):
             f"HookedModel({self.name!r}: {self.architecture.name}, {shape}, d_model {self.d_model}, "
             f"d_head {self.d_head}, {str(self.dtype).removeprefix('torch.')} on {self.device}{proof})"
         )
-
-    # -- for methods and the certificate -------------------------------------------------------------------
 
     def encoded(self, inputs: Inputs, *, target: str | Sequence[str] | None = None, bos: bool | None = None) -> Batch:
         """`encode` without its warning, for callers that cut texts."""

@@ -94,9 +94,6 @@ def _sums(
     return torch.cat(sums)
 
 
-# -- masked copies -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class MaskedCopies:
     """Copies of the texts of a batch, each with one group of tokens masked; the copies of a text are consecutive."""

@@ -205,9 +205,6 @@ def stack_labelled(stacks: Mapping[str, Stack], label: str | None) -> Stack:
     return stacks[label]
 
 
-# -- layers without attention ----------------------------------------------------------------------------------
-
-
 def other_layers(stack: Stack) -> dict[int, str]:
     """The layers without attention, each with the kind of module that replaces it (GatedDeltaNet, MambaMixer).
 

@@ -89,8 +89,6 @@ class BlockReader:
         self._inside = [call for call in calls if call.path != self._path and call.path.startswith(self._below_path)]
         self.plan = self._around(self._attention(start))
 
-    # -- queries, keys, values -----------------------------------------------------------------------------
-
     def _attention(self, plan: Architecture) -> Architecture:
         attended = self._attended
         heads, d_head = attended.q.shape[2:]
@@ -224,8 +222,6 @@ class BlockReader:
         first = norm.input.shape[1] == self._length
         return "batch position head d_head" if first else "batch head position d_head"
 
-    # -- rotation ------------------------------------------------------------------------------------------
-
     def _rotary(self, q: _Source, k: _Source) -> tuple[Rotary | None, float]:
         """How queries and keys are rotated (None if not), and the factor of the tables in their first column (YaRN)."""
         d_head = self._attended.q.shape[-1]
@@ -289,8 +285,6 @@ class BlockReader:
             fewer = range(2, self._length) if self._has_patches else ()
             if tables is not None and (self._length in tables[0].shape[:2] or tables[0].shape[1] in fewer):
                 yield path, tables_for(tables, self._length)
-
-    # -- W_O, norms and sums -------------------------------------------------------------------------------
 
     def _around(self, plan: Architecture) -> Architecture:
         out = self._out()
@@ -414,8 +408,6 @@ class BlockReader:
                 plan = replace(plan, attn_out=attn_out, attn_scale=fit.factors[0])
                 return replace(plan, mlp_out=mlp[0].path, mlp_scale=fit.factors[1]) if mlp else plan
         _refuse("no sum of the stream and the output of attention was found")
-
-    # -- small things --------------------------------------------------------------------------------------
 
     def _reads(self, call: Call, value: _Stream) -> bool:
         return same(self._by_token(call.input), value)

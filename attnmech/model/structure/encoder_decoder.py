@@ -139,8 +139,6 @@ class _StacksReader(Reader):
         decoder = replace(decoder, **self._ends_of(trace, places["decoder"]))
         return encoder, decoder, cross
 
-    # -- the place of attention ------------------------------------------------------------------------------
-
     def _places_of_stacks(self, trace: Trace) -> dict[str, _Place]:
         by_label: dict[str, list[Attended]] = {label: [] for label in _LABELS}
         for attended in trace.attended:
@@ -179,8 +177,6 @@ class _StacksReader(Reader):
             if distance(factor_of(as_float64(call.made[0]), rows) * rows, as_float64(call.made[0])) < _SAME:
                 raise UnreadableError("its encoder and its decoder embed tokens with different matrices")
 
-    # -- the blocks ------------------------------------------------------------------------------------------
-
     def _reading(self, places: Mapping[str, _Place]) -> Callable[[Trace, str], None]:
         """Returns the function that reads a block, of the encoder or the decoder, as it ends."""
         encoder, decoder = places["encoder"].by_path(), places["decoder"].by_path()
@@ -218,8 +214,6 @@ class _StacksReader(Reader):
         if label != "cross":
             return plan
         return replace(plan, within=place.attention, attention="", streams=False)
-
-    # -- around the blocks -----------------------------------------------------------------------------------
 
     def _ends_of(self, trace: Trace, place: _Place) -> dict[str, Any]:
         blocks = self._base.get_submodule(place.blocks)

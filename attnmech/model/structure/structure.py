@@ -141,8 +141,6 @@ class Reader:
                     f"something is added to the stream between them (position embeddings)"
                 )
 
-    # -- the pass ------------------------------------------------------------------------------------------
-
     def _run(
         self, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None] = lambda trace, path: None
     ) -> Trace:
@@ -224,8 +222,6 @@ class Reader:
             if part.isdigit() and isinstance(submodule(self._base, above), nn.ModuleList):
                 return above, int(part), ".".join(parts[number + 1 :])
         raise UnreadableError(f"its attention {path or type(attended.module).__name__!r} is not in a list of blocks")
-
-    # -- around the blocks ---------------------------------------------------------------------------------
 
     def _ends(self, trace: Trace, list_path: str, first: int, last: str | None) -> dict[str, Any]:
         """Reads the embedding, the final norm and the head."""
