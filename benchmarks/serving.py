@@ -1,7 +1,7 @@
 """CPU time of serving with vLLM, watched and not; a program of vLLM's environment.
 
-`python benchmarks/serving.py --json results/serving.json` makes a random model of GPT-2-small's shape and sends
-64 prompts of 128 tokens. Both runs take turns in one process. CPU time is that of the whole process: on a shared
+`python benchmarks/serving.py --json benchmarks/results/serving.json` makes a random model of GPT-2-small's shape and
+sends 64 prompts of 128 tokens. Both runs take turns in one process. CPU time is that of the whole process: on a shared
 machine, wall time varies more than the difference.
 """
 
@@ -64,10 +64,11 @@ def main() -> None:
             plain, with_sums = (statistics.median(of_kind) for of_kind in seconds.values())
             ratios = [two / one for one, two in zip(*seconds.values(), strict=True)]
             spread = f"{min(ratios):.2f} - {max(ratios):.2f}"
-            rows.append([f"{new} new tokens", f"{plain:.1f}", f"{with_sums:.1f}", f"{with_sums / plain:.2f}", spread])
+            tokens = f"{new} new token{'s' if new > 1 else ''}"
+            rows.append([tokens, f"{plain:.1f}", f"{with_sums:.1f}", f"{with_sums / plain:.2f}", spread])
     columns = ["64 prompts of 128 tokens", "plain, CPU s", "watched, CPU s", "ratio", "(from - to)"]
     note = (
-        f"On {platform.machine()}, {torch.get_num_threads()} threads, {options.repeats} repeats, "
+        f"On {platform.machine()}, threads: {torch.get_num_threads()}, {options.repeats} repeats, "
         f"vLLM {vllm.__version__}, torch {torch.__version__}."
     )
     table = {"title": "", "columns": columns, "rows": rows, "caption": ""}
