@@ -112,7 +112,7 @@ def steps(model: Any, plain: Any, given: "list[Tensor]", tokens: int) -> dict[st
     vectors = drawn + 0.1 * torch.from_numpy(rng.normal(size=drawn.shape)).to(drawn)
 
     def one(projection: str) -> Any:
-        return Projecting(projection, 2, 50.0, 0).points(vectors)
+        return Projecting(projection, 2, 50.0, 0).points(vectors, lambda share: None)
 
     tsne = TSNE(metric="cosine", perplexity=50, random_state=0)
     return {
