@@ -442,6 +442,9 @@ CALLS: dict[str, Call] = {
     "path_patch": _path_patch,
     "prune_heads": lambda of: am.prune_heads(of.model, of.few, heads=of.heads, steps=2, random=1, **of.scored),
     "confirm_heads": _confirm_heads,
+    "contrast_answers": lambda of: am.contrast_answers(
+        of.model, of.text, am.Intervention.zero("all", stack=of.model.output_stack.label), 3
+    ),
     "compare": lambda of: am.compare(of.model, of.model, of.texts, am.head_importance, metric=of.metric),
     "untrained": lambda of: am.untrained(of.model).certificate,
     "trajectory": _trajectory,

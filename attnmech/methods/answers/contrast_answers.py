@@ -192,7 +192,7 @@ def contrast_answers(
         copies_of(batch.digests.tolist()) if len(batch.ids) > 1 else (),
     )  # fmt: skip
     return AnswerContrast(
-        tuple(map(str, changes)), stack.layers, stack.n_layers, batch.real_tokens, answers, other_answers, parting,
+        tuple(map(str, changes)), stack.layers, len(stack.places), batch.real_tokens, answers, other_answers, parting,
         log_probs, shifts, provenance,
     )  # fmt: skip
 

@@ -16,10 +16,8 @@ NEW = 6
 
 def edits_of(model: am.HookedModel) -> list[am.Intervention]:
     stack = model.output_stack
-    return [
-        am.Intervention.zero([(0, 1), (1, 0)], stack=stack.label),
-        am.Intervention.zero([(1, 1)], stack=stack.label),
-    ]
+    first, last = stack.layers[0], stack.layers[-1]
+    return [am.Intervention.zero(heads, stack=stack.label) for heads in ([(first, 1), (last, 0)], [(last, 1)])]
 
 
 def written_by(model: am.HookedModel, ids: Tensor, target: Tensor | None, edits: Any) -> list[int]:
@@ -39,7 +37,7 @@ def written_by(model: am.HookedModel, ids: Tensor, target: Tensor | None, edits:
     return new
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "gemma2", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "gemma2", "t5", "lfm2"])
 def test_answers_are_contrasted_where_they_part(name: str) -> None:
     model, stack = models.hooked(name), models.hooked(name).output_stack
     generator = torch.Generator().manual_seed(5)
@@ -81,7 +79,9 @@ def test_answers_are_contrasted_where_they_part(name: str) -> None:
         torch.testing.assert_close(contrast.shifts[..., text], moved, rtol=0, atol=2e-5)
         torch.testing.assert_close(contrast.log_probs[text], torch.stack(chances), rtol=0, atol=1e-4)
     assert parted > 0
-    torch.testing.assert_close(contrast.shift, contrast.shifts.nanmean(dim=-1), equal_nan=True)
+    shift = contrast.shift[list(stack.layers)]
+    torch.testing.assert_close(shift, contrast.shifts.nanmean(dim=-1), equal_nan=True)
+    assert len(contrast.shift) == len(stack.places)
     assert (
         contrast.lead.startswith("If z of ") and f"the model answers {parted} of 5 prompts otherwise" in contrast.lead
     )
