@@ -207,9 +207,9 @@ def report(
     *,
     centre: Literal["auto", "mean"] | MeanQK | None = "auto",
     target: str | Sequence[str] | None = None,
-    generate: int = 0,
     start: int = 0,
     bos: bool | None = None,
+    generate: int = 0,
 ) -> Report:
     """Decomposes the scores of one text or of several, and gathers what a page about them shows.
 
@@ -254,9 +254,9 @@ def reports(
     *,
     centre: Literal["auto", "mean"] | MeanQK | None = "auto",
     target: str | Sequence[str] | None = None,
-    generate: int = 0,
     start: int = 0,
     bos: bool | None = None,
+    generate: int = 0,
     step: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Report]:
     """Makes the report without writers, types and ablations, then with them; `step` is told what comes next."""

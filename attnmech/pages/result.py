@@ -194,6 +194,10 @@ class Report(WritesHtml):
         """The stack of this report: "encoder", "decoder", "cross", or "self" for the only one."""
         return str(self.scores.provenance.options["stack"])
 
+    def _head_facts(self, view: ScoreNumbers) -> TextHeads:
+        on = next((part.on for part in self.measured), "")
+        return TextHeads.of(self, view=view, layers=view.layers, count=view.scores.shape[1], effects_on=on)
+
     def _page(self, parts: int = 1) -> Page:
         """The page's content for this stack; `parts` is the number of texts and stacks that share the file."""
         view = self.scores.numbers(pattern=self.pattern, nouns=self.nouns, first=self.first)
@@ -213,8 +217,7 @@ class Report(WritesHtml):
             value_norms=norms,
         )
         provenance = self.scores.provenance
-        on = next((part.on for part in self.measured), "")
-        facts = TextHeads.of(self, view=view, layers=view.layers, count=view.scores.shape[1], effects_on=on)
+        facts = self._head_facts(view)
         headlines, first, shown = facts.headlines, facts.rows.first, facts.page
         query = len(view.tokens) - 1 if first is None else first[2].query
         start = (*headlines[0].place, self.first + query) if headlines else ()

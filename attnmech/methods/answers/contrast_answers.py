@@ -130,8 +130,8 @@ class AnswerContrast(Table, OfLayers):
 @public
 def contrast_answers(
     model: HookedModel,
-    prompts: Inputs,
-    edits: Intervention | Iterable[Intervention],
+    inputs: Inputs,
+    interventions: Intervention | Iterable[Intervention],
     max_new_tokens: int = 20,
     *,
     bos: bool | None = None,
@@ -150,8 +150,8 @@ def contrast_answers(
 
     Args:
         model: a model that writes text.
-        prompts: as in `model.generate`.
-        edits: one intervention or several, applied together.
+        inputs: prompts, as in `model.generate`.
+        interventions: one intervention or several, applied together.
         max_new_tokens: the largest number of tokens of an answer.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
 
@@ -164,10 +164,12 @@ def contrast_answers(
     require_model(model)
     count = whole_number("max_new_tokens", max_new_tokens, least=1)
     wanted = "an am.Intervention, or a list of them"
-    changes = [edits] if isinstance(edits, Intervention) else listed("edits", edits, wanted)
+    changes = (
+        [interventions] if isinstance(interventions, Intervention) else listed("interventions", interventions, wanted)
+    )
     if not changes or not all(isinstance(change, Intervention) for change in changes):
-        raise InputError(f"`edits` must be {wanted}; got {shown(edits)}.")
-    batch = model.encode(prompts, bos=bos)
+        raise InputError(f"`interventions` must be {wanted}; got {shown(interventions)}.")
+    batch = model.encode(inputs, bos=bos)
     plain = model.generate(batch, count)
     with model.intervene(*changes):
         edited = model.generate(batch, count)

@@ -95,5 +95,5 @@ def test_an_edit_that_changes_nothing_parts_no_answer() -> None:
     assert contrast.parting.tolist() == [-1] * len(contrast.prompts) and contrast.shift.isnan().all()
     assert contrast.lead.endswith("otherwise.") and "answers 0 of" in contrast.lead
     assert contrast.answers["token"].isna().all() and "<table" in contrast.to_html()
-    refuses("`edits` must be an am.Intervention", am.contrast_answers, model, models.token_ids("gpt2"), [])
-    refuses("`edits` must be an am.Intervention", am.contrast_answers, model, models.token_ids("gpt2"), [5])
+    refuses("`interventions` must be an am.Intervention", am.contrast_answers, model, models.token_ids("gpt2"), [])
+    refuses("`interventions` must be an am.Intervention", am.contrast_answers, model, models.token_ids("gpt2"), [5])
