@@ -243,8 +243,7 @@ class Batch:
             return self.target.is_answer
         if not self.prompt_lengths:
             return torch.zeros_like(self.mask)
-        starts = torch.tensor(self.prompt_lengths, device=self.ids.device)
-        return self.mask & (torch.arange(self.ids.shape[1], device=self.ids.device) >= starts[:, None])
+        return self.mask & (self.places >= torch.tensor(self.prompt_lengths, device=self.ids.device)[:, None])
 
     @property
     def answer_ids(self) -> list[list[int]]:

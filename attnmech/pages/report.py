@@ -261,8 +261,11 @@ def reports(
 ) -> Iterator[Report]:
     """Makes the report without writers, types and ablations, then with them; `step` is told what comes next."""
     require_model(model)
+    generate = whole_number("generate", generate, least=0)
+    if generate and target is not None:
+        raise InputError("give the decoder's text as `target`, or let the model write it with `generate`; not both.")
     batch = model.encoded(inputs, bos=bos, target=target)
-    count, generate = len(batch.ids), whole_number("generate", generate, least=0)
+    count = len(batch.ids)
     if count > limits.MAX_TEXTS:
         raise InputError(f"a report shows at most {limits.MAX_TEXTS} texts; got {count}. Make several reports.")
     if generate and batch.target is None:
@@ -379,7 +382,9 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str], generate: i
     if target.ids.shape[1] == 1 and model.points["logits"].absent is None:
         notes.append("The model generated the decoder's text greedily.")
         limit = model.output_stack.architecture.position_limit
-        count = min(generate or limits.MAX_NEW, limits.MAX_TOKENS if limit is None else max(1, limit - 1))
+        count = min(
+            generate or limits.MAX_NEW, limits.MAX_TOKENS, limit - 1 if limit and limit > 1 else limits.MAX_TOKENS
+        )
         return model.generate(batch, count), count
     if target.ids.shape[1] > limits.MAX_TOKENS:
         notes.append(

@@ -25,8 +25,8 @@ from ..saved import LIMITS
 from ..spans import SpanTotals
 from .layout import Paged, layout_of
 
-_PROVEN_ANSWERS: Final = 8
-"""Rows of answers are proved in every eighth step, all other rows in every step."""
+_STEPS_PER_PROOF: Final = 8
+"""Rows of answers are proved in every eighth step, those of prompts in every step."""
 
 
 class Heads:
@@ -247,7 +247,7 @@ class Watch:
         names = list(self._runner.input_batch.req_ids)
         ids = self._runner.input_ids.gpu[: starts[len(names)]].long()
         here = ids.tolist()
-        pieces, counts = [], {}
+        pieces, counts, of_prompts = [], {}, set()
         for place, name in enumerate(names):
             start, stop = starts[place], starts[place + 1]
             rows = range(lengths[place] - (stop - start), lengths[place])
@@ -268,13 +268,15 @@ class Watch:
             if fresh:
                 self._unseen += fresh.start - request.done
                 pieces.append(Piece(place, fresh))
+                if fresh.start < len(request.prompt):
+                    of_prompts.add(place)
                 request.seen += len(fresh)
                 self._seen += len(fresh)
                 request.done = fresh.stop
         groups = groups_of(pieces, self._heads, self._device)
-        proved = [group for group in groups if len(group.rows) > 1]
+        proved = [group for group in groups if any(piece.request in of_prompts for piece in group.pieces)]
         if len(proved) < len(groups):
-            if self._steps_of_answers % _PROVEN_ANSWERS == 0:
+            if self._steps_of_answers % _STEPS_PER_PROOF == 0:
                 proved = groups
             self._steps_of_answers += 1
         self._proved += sum(len(piece.rows) for group in proved for piece in group.pieces)

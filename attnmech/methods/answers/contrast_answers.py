@@ -39,12 +39,12 @@ class AnswerContrast(Table, OfLayers):
     """Answers with and without an edit, and by head the change of attention where they part. Intervals are over
     prompts.
 
-    At the parting both texts are the same so far: the row that predicts the first different token is that of the same
-    token in both.
+    Up to the parting both texts are the same, so the row that predicts the first different token belongs to the same
+    token in both runs.
     """
 
     _TITLE = "Answers of {model} with and without an edit"
-    _SUBTRACT: ClassVar[str] = "give both edits to one call each, and compare their `shift`"
+    _SUBTRACT: ClassVar[str] = "compare their `shift`"
     _MAIN = "shift"
     _SAMPLE = "prompt"
     _is_about_heads: ClassVar[bool] = False
@@ -101,15 +101,15 @@ class AnswerContrast(Table, OfLayers):
     @property
     def lead(self) -> str:
         parted = int((self.parting >= 0).sum())
-        opening = f"If {' and '.join(self.edits)}, the model answers {parted} of {self._texts} otherwise"
+        opening = f"If {' and '.join(self.edits)}, the model answers {parted} of {self._texts} differently"
         if not parted:
             return with_minus_signs(f"{opening}.")
-        largest = self._largest("shift", what="share of attention that moved there", signed=False)
+        largest = self._largest("shift", what="shift of attention", signed=False)
         text = int((self.parting >= 0).int().argmax())
         row = self.answers.iloc[text]
         example = (
             f"{quoted(row['edited_token'])} instead of {quoted(row['token'])} at token {row['parting'] + 1} of the "
-            f"answer to prompt {text} ({percent(row['p_edited_plain'], 0)} without the edit, "
+            f"answer to prompt {text} (probability {percent(row['p_edited_plain'], 0)} without the edit, "
             f"{percent(row['p_edited_edited'], 0)} with it)"
         )
         return with_minus_signs(f"{opening}: {example}; where answers part, {largest}.")
@@ -144,9 +144,8 @@ def contrast_answers(
     >>> contrast.shift.shape, contrast.answers["parting"].tolist()
     (torch.Size([4, 8]), [2, 4, -1])
 
-    Both answers are greedy. Where the first different token is number n of the answer, the tokens before it are the
-    same, so the row that predicts it is compared as it is in both runs, also in the layers before the edit, where
-    nothing moved. Edits that are in force already act on both.
+    Both answers are greedy. Up to the first different token they are the same, so the row that predicts it can be
+    compared between the two runs. Edits that are in force already act on both.
 
     Args:
         model: a model that writes text.

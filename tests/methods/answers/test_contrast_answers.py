@@ -83,7 +83,7 @@ def test_answers_are_contrasted_where_they_part(name: str) -> None:
     torch.testing.assert_close(shift, contrast.shifts.nanmean(dim=-1), equal_nan=True)
     assert len(contrast.shift) == len(stack.places)
     assert (
-        contrast.lead.startswith("If z of ") and f"the model answers {parted} of 5 prompts otherwise" in contrast.lead
+        contrast.lead.startswith("If z of ") and f"the model answers {parted} of 5 prompts differently" in contrast.lead
     )
 
 
@@ -93,7 +93,7 @@ def test_an_edit_that_changes_nothing_parts_no_answer() -> None:
         model, models.token_ids("gpt2"), am.Intervention.scale("query_key", 1.0, [(0, 0)]), 3
     )
     assert contrast.parting.tolist() == [-1] * len(contrast.prompts) and contrast.shift.isnan().all()
-    assert contrast.lead.endswith("otherwise.") and "answers 0 of" in contrast.lead
+    assert contrast.lead.endswith("differently.") and "answers 0 of" in contrast.lead
     assert contrast.answers["token"].isna().all() and "<table" in contrast.to_html()
     refuses("`interventions` must be an am.Intervention", am.contrast_answers, model, models.token_ids("gpt2"), [])
     refuses("`interventions` must be an am.Intervention", am.contrast_answers, model, models.token_ids("gpt2"), [5])

@@ -186,3 +186,7 @@ def test_a_report_shows_the_answer_with_its_prompt() -> None:
     assert "The model wrote the last 4 tokens of the text, greedily." in report.notes
     assert "text = model.generate('Anna gave an old anchor', 4)\n" in report.calls["setup"]
     refuses("`generate` must be a whole number", am.report, model, "Anna", generate=-1)
+    both = am.report(model, ["Anna gave an old anchor", "Tom met"], generate=4)
+    assert "    model.generate('Tom met', 4),\n" in both.texts[1].calls["setup"]
+    assert both.texts[1].scores.tokens == model.generate("Tom met", 4).tokens
+    refuses("`target`, or let the model write it with `generate`", am.report, model, "Anna", target="a", generate=4)
