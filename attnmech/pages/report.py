@@ -230,10 +230,10 @@ def report(
         target: the text that the decoder of an encoder-decoder reads, or one for each of several texts; by default what
             the model itself writes (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder
             or cross, each with its own tokens.
-        generate: the model first continues each text by up to this many tokens, greedily; the page shows prompt and
-            answer. In an encoder-decoder, the most tokens that it writes as the decoder's text.
         start: the first of the 192 tokens shown of a long text; a BOS or CLS token stays in front of them.
         bos: whether the text begins with the tokenizer's BOS or CLS token.
+        generate: the model first continues each text by up to this many tokens, greedily; the page shows prompt and
+            answer. In an encoder-decoder, the most tokens that it writes as the decoder's text.
 
     Returns:
         The report of the first text; `.texts` holds those of all texts, and `.write_html(path)` writes the page about

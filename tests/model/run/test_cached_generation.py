@@ -50,7 +50,7 @@ def edits(model: am.HookedModel) -> dict[str, Callable[[], AbstractContextManage
     square: Callable[[Tensor], Tensor] = lambda p: p.square() / p.square().sum(dim=-1, keepdim=True)  # noqa: E731
     interventions = {
         "nothing": [],
-        "zero": [One.zero(heads, positions=[2], stack=label)],
+        "zero": [One.zero(heads, positions=[2] if label else [2, 5], stack=label)],
         "mean": [One.replace(heads, dict.fromkeys((first, last), means), stack=label)],
         "add": [One.add("k", key, heads=[(first, 0)], stack=label)],
         "terms": [One.scale("query_key", 0.5, heads, stack=label)],
@@ -61,7 +61,7 @@ def edits(model: am.HookedModel) -> dict[str, Callable[[], AbstractContextManage
         del interventions["the last row of the last block"]
     hooks = {
         "hook of a row": {(f"{prefix}z", first): lambda z: z * 1.5 + 0.1, "logits": lambda x: x * 1.2},
-        "hook of the pattern": {(f"{prefix}pattern", first): square, (f"{prefix}scores", first): lambda s: s * 0.5},
+        "hook of the pattern": {(f"{prefix}pattern", first): square, (f"{prefix}scores", first): lambda s: s * 0.8},
         "hook of keys": {(f"{prefix}k", first): lambda k: k * 1.3, (f"{prefix}v", first): lambda v: v - 0.2},
     }
     chosen = {name: lambda several=several: model.intervene(*several) for name, several in interventions.items()}
@@ -79,11 +79,12 @@ def steps(model: am.HookedModel, inputs: Any, *, cache: bool) -> tuple[Tensor, T
 def test_a_cache_changes_no_token_and_no_logit(name: str) -> None:
     model = loaded(name)
     inputs, logits = prompts(model), list[Tensor]()
+    bound = 2e-5 if name == "qwen3_next" else 1e-5  # its chunks differ from its recurrence, in transformers too
     for what, edit in edits(model).items():
         with edit():
             (ids, full), (mine, cached_logits) = (steps(model, inputs, cache=cache) for cache in (False, True))
         assert torch.equal(ids, mine), what
-        torch.testing.assert_close(cached_logits, full, rtol=1e-5, atol=1e-5 * float(full.abs().max()), msg=what)
+        torch.testing.assert_close(cached_logits, full, rtol=1e-5, atol=bound * float(full.abs().max()), msg=what)
         assert what == "nothing" or not torch.equal(full, logits[0]), what
         logits.append(full)
     unwatched = model.generate(inputs, 5, stop_at_eos=False)
