@@ -80,6 +80,13 @@ def test_edits_and_generation(kind: tuple[Any, am.HookedModel, list[dict[str, Te
             theirs = plain.generate(**text, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=[96])
         continued = model.generate(text, 4, stop_at_eos=False)
         assert continued.ids.tolist() == theirs.tolist() and continued.senses
+        with model.intervene(am.Intervention.zero([(1, 0)], positions=[2])):
+            cached, whole = (
+                model.generate(text, 4, stop_at_eos=False, points=["logits"], cache=cache) for cache in (True, False)
+            )
+        assert torch.equal(cached.ids, whole.ids) and cached.steps[-1].logits.shape[1] == 1
+        ends = [made.steps[-1].logits[:, -1] for made in (cached, whole)]
+        torch.testing.assert_close(*ends, atol=5e-6 * float(ends[0].abs().max()), rtol=0)
     stack = model.stacks[""]
     width, head = stack.d_head, stack.n_heads - 1
     out = plain.base_model.get_submodule(f"{stack.architecture.blocks}.1.{stack.architecture.out}")

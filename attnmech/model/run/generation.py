@@ -233,7 +233,9 @@ class Continuing:
         ids, config = self._written.ids, self._module.config
         if self.batch.target is None:
             inputs: dict[str, Any] = {"inputs": ids}
-            inputs |= {"attention_mask": self.batch.mask.long()} if self._cache else {}
+            if self._cache:
+                inputs |= {"attention_mask": self.batch.mask.long()}
+                inputs |= {**self.batch.extra, **self.batch.sensed} if self.batch.senses else {}
         else:
             # The first pass runs the encoder too.
             unused = BaseModelOutput(last_hidden_state=torch.empty(*self.batch.ids.shape[:2], 1, device=ids.device))
@@ -294,7 +296,8 @@ class Continuing:
 
 
 def cache_agrees(model: WiredModel, encoder: AnyEncoder, batch: Batch, *, padded: bool, watched: bool) -> bool:
-    """Whether steps with a cache give the logits of full passes, on texts of a few tokens of the batch."""
+    """Whether steps with a cache give the logits of full passes, on texts of a few tokens of the batch, or on its first
+    text, if that holds pictures or sounds."""
     noted: list[Tensor] = []
 
     def note(ids: Tensor, scores: Tensor) -> Tensor:
@@ -303,7 +306,7 @@ def cache_agrees(model: WiredModel, encoder: AnyEncoder, batch: Batch, *, padded
 
     try:
         probe = batch.texts(torch.tensor([0]))
-        if batch.target is None:
+        if batch.target is None and not batch.senses:
             ids = batch.ids[0][batch.mask[0]].repeat(5)[:5]
             probe = encoder.encode([ids, ids[1:4]] if padded else ids[None])
         chosen = Sampling.of({"logits_processor": [note]}, 3, None, frozenset())

@@ -92,7 +92,7 @@ class HookedModel(WiredModel):
         self.tokenizer = tokenizer
         self._bridges = Bridges(original, tokenizer)
         self._hash = WeightsHash()
-        self._cache_agrees: dict[tuple[bool, bool], bool] = {}
+        self._cache_agrees: dict[tuple[Any, ...], bool] = {}
         text: Encoder | None = None
         if self.embeds_tokens:
             plain = partial(getattr, weakref.proxy(self), "plain")
@@ -280,8 +280,8 @@ class HookedModel(WiredModel):
             points: the points to capture in each step; `text.steps[2]["cross.pattern", 0]` is the attention that led to
                 the third new token. With the cache, a step after the first has the row of its token alone.
             cache: whether keys and values of earlier tokens are cached. Without a cache, every token takes a full
-                pass; so it does where a short text shows that a family's cache changes the logits, with pictures or
-                sounds among the tokens, and if rotary tables depend on a text's length.
+                pass; so it does where a short text, or a first text with pictures or sounds, shows that a family's
+                cache changes the logits, and if rotary tables depend on a text's length.
             generator: a torch.Generator, which makes draws repeatable.
             bos: whether each text begins with the tokenizer's BOS or CLS token.
             options: do_sample (without it, greedy), temperature, top_k, top_p and stop_at_eos; further options of
@@ -296,8 +296,8 @@ class HookedModel(WiredModel):
 
         Raises:
             InputError: for an unknown option (listing the known ones), for a continuation beyond the model's positions,
-                for a model without a causal head, for prompts of different lengths without a cache, and for edits that
-                the cache does not allow.
+                for a model without a causal head, for prompts of different lengths without a cache or with pictures or
+                sounds, and for edits that the cache does not allow.
         """
         batch = self.encoded(inputs, bos=bos)
         count = whole_number("max_new_tokens", max_new_tokens, least=1)
@@ -328,13 +328,14 @@ class HookedModel(WiredModel):
 
     def _caches(self, batch: Batch, *, padded: bool, watched: bool) -> bool:
         """Whether generation with a cache gives the numbers of full passes, which is tried once."""
-        if batch.senses or any(map(follows_length, self.modules())):
+        senses = tuple(batch.sensed)
+        if (senses and padded) or any(map(follows_length, self.modules())):
             return False
-        if (padded, watched) not in self._cache_agrees:
+        if (case := (padded, watched, senses)) not in self._cache_agrees:
             tried = partial(cache_agrees, self, self.encoder, batch, padded=padded, watched=watched)
             # A new context has no hooks and no interventions.
-            self._cache_agrees[padded, watched] = Context().run(tried)
-        return self._cache_agrees[padded, watched]
+            self._cache_agrees[case] = Context().run(tried)
+        return self._cache_agrees[case]
 
     def _named(self, acts: Activations) -> Activations:
         certificate = self.__dict__.get("certificate")
