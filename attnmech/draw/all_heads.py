@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 
 from ..basics.public import public
 from ..errors import InputError
@@ -83,18 +83,8 @@ def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bo
     highest = pattern.max(axis=-1, keepdims=True)
     single = np.count_nonzero(pattern == highest, axis=-1) == 1
     top = np.where(single & choice, pattern.argmax(axis=-1), -1).astype(np.int32)
-    return {
-        "rows": len(rows),
-        "top": pack_keys(top),
-        "means": {name: _mean_at(pattern, *cells) for name, cells in ends.items()},
-    }
-
-
-def _mean_at(
-    pattern: Float[np.ndarray, "layer head query key"],
-    queries: Integer[np.ndarray, " cell"],
-    keys: Integer[np.ndarray, " cell"],
-) -> list[float]:
-    """Returns each head's mean over these cells, to six digits; 0 without cells."""
-    total = pattern[:, :, queries, keys].sum(axis=-1, dtype=np.float64)
-    return [round(float(mean), 6) for mean in (total / max(len(queries), 1)).flat]
+    means = {}
+    for name, (queries, keys) in ends.items():
+        total = pattern[:, :, queries, keys].sum(axis=-1, dtype=np.float64)
+        means[name] = [round(float(mean), 6) for mean in (total / max(len(queries), 1)).flat]
+    return {"rows": len(rows), "top": pack_keys(top), "means": means}

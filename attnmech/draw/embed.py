@@ -159,7 +159,7 @@ class View(WritesHtml):
             page.add_script_tag(content=package_text("view_files.js"))
             high = page.evaluate("(most) => attnmechFit(most)", most if chosen.fixed else None)
             height = chosen.most if chosen.fixed else math.ceil(float(high) + 1) / PIXELS_PER_MM
-            return Drawn(height, svg=lambda pdf: _svg_of(pdf, target))
+            return height, lambda pdf: _svg_of(pdf, target)
 
         return write_page(target, chosen, drawn)
 

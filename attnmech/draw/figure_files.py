@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
@@ -191,7 +191,7 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
         height = float(measured["height"]) * chosen.scale / PIXELS_PER_MM
         svg = str(measured["svg"]).replace("<svg ", f'<svg width="{chosen.width:g}mm" height="{height:.2f}mm" ', 1)
         page.evaluate("(svg) => { document.querySelector('main').innerHTML = svg; }", svg)
-        return Drawn(height, svg=lambda _: f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'.encode())
+        return height, lambda _: f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'.encode()
 
     return write_page(target, chosen, drawn)
 
@@ -206,14 +206,8 @@ def checked_target(path: str | Path, size: str) -> tuple[Path, Size]:
     return target, chosen
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The height of a page's content, and the function that turns its PDF into an SVG."""
-
-    height: float
-    """In mm."""
-    svg: Callable[[bytes], bytes]
-    """Converts the page's PDF to an SVG."""
+Drawn: TypeAlias = tuple[float, Callable[[bytes], bytes]]
+"""The height of a page's content in mm, and the function that turns the page's PDF into an SVG."""
 
 
 def write_page(target: Path, size: Size, draw: Callable[[Any], Drawn]) -> Path:
@@ -230,12 +224,12 @@ def write_page(target: Path, size: Size, draw: Callable[[Any], Drawn]) -> Path:
         )
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        drawn = draw(page)
+        height, svg_of = draw(page)
         if kind == ".png":
-            page.set_viewport_size({"width": width, "height": math.ceil(drawn.height * PIXELS_PER_MM)})
+            page.set_viewport_size({"width": width, "height": math.ceil(height * PIXELS_PER_MM)})
             return _with_dpi(page.screenshot(), size.dpi)
-        pdf: bytes = page.pdf(width=f"{size.width}mm", height=f"{drawn.height}mm", print_background=True)
-        return pdf if kind == ".pdf" else drawn.svg(pdf)
+        pdf: bytes = page.pdf(width=f"{size.width}mm", height=f"{height}mm", print_background=True)
+        return pdf if kind == ".pdf" else svg_of(pdf)
 
     made = in_browser(job, target=target)
     with writing(target) as draft:

@@ -61,18 +61,28 @@ def lines_by_layer(
     named = np.argsort(-moved, kind="stable")[: _FEW_NAMED if len(names) > MOST_NAMED else len(names)].tolist()
     order = sorted(range(len(names)), key=lambda line: line in named)
     for line in order:
-        place = sorted(named).index(line) if line in named else None
-        name = plotly_text(names[line])
+        name, bars = plotly_text(names[line]), None
+        look: dict[str, object] = {"mode": "lines", "line": {"color": "rgba(128,128,128,0.45)", "width": 1}}
+        if line in named:
+            round_, place = divmod(sorted(named).index(line), len(_COLOURS))
+            dash = _DASHES[round_ % len(_DASHES)]
+            look = {
+                "mode": "lines+markers",
+                "line": {"color": _COLOURS[place], "dash": dash, "width": 2},
+                "marker": {"symbol": _SYMBOLS[place], "size": 7},
+            }
+        if low is not None and high is not None and np.isfinite(low[line]).any():
+            up, down = (np.nan_to_num(end[line] - values[line]) for end in (high, low))
+            bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": -down, "thickness": 1}
         figure.add_scatter(
             x=list(layers),
             y=shown[line],
             customdata=values[line],
             name=name,
-            showlegend=place is not None,
-            mode="lines+markers" if place is not None else "lines",
-            error_y=_bars(values, low, high, line),
+            showlegend=line in named,
+            error_y=bars,
             hovertemplate=f"{name}<br>layer %{{x}}<br>%{{customdata:.4g}}<extra></extra>",
-            **_style(place),
+            **look,
         )
     for dash, (name, baseline) in zip(("dot", "longdash"), (baselines or {}).items(), strict=False):
         figure.add_scatter(
@@ -86,20 +96,3 @@ def lines_by_layer(
     if logarithmic:
         figure.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True)
     return figure
-
-
-def _style(place: int | None) -> dict[str, object]:
-    if place is None:
-        return {"line": {"color": "rgba(128,128,128,0.45)", "width": 1}}
-    colour, round_ = _COLOURS[place % len(_COLOURS)], place // len(_COLOURS)
-    return {
-        "line": {"color": colour, "dash": _DASHES[round_ % len(_DASHES)], "width": 2},
-        "marker": {"symbol": _SYMBOLS[place % len(_SYMBOLS)], "size": 7},
-    }
-
-
-def _bars(values: np.ndarray, low: np.ndarray | None, high: np.ndarray | None, line: int) -> dict[str, object] | None:
-    if low is None or high is None or not np.isfinite(low[line]).any():
-        return None
-    up, down = (np.nan_to_num(end[line] - values[line]) for end in (high, low))
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": -down, "thickness": 1}

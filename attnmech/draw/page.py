@@ -6,10 +6,11 @@ numbers and sentences of the reader's choices when they scroll into view.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from markupsafe import Markup
 
@@ -23,7 +24,7 @@ from .numbers import ScoreNumbers, TableRow, row_sentences
 from .packing import rounding_note
 from .patterns import PROBABILITY, VALUE_WEIGHTED
 from .section import TABS, Choice, OfPattern, Section, in_page_order
-from .style import MarkStyle, marks_for
+from .style import marks_for
 from .templates import rendered
 from .text import bound, json_for_script, labels_of, visible_token
 from .token_weights import unattended
@@ -127,6 +128,9 @@ def _document(
     carried, page = _carried(pages), scripts.package_text("page.js")
     boot = "\n".join(filter(None, (scripts.boot(), before, scripts.package_text("theme.js"))))
     renewal = scripts.package_text("renewal.js")
+    crosses = any(shown.view is not None and shown.view.crosses for shown in pages)
+    marks = marks_for(TEXT) | (marks_for(TEXT, crosses=True) if crosses else {})
+    colours = "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items())
     return str(
         rendered(
             "page.html",
@@ -136,10 +140,7 @@ def _document(
                 reads_itself=bool(awaited),
             ),
             awaited=awaited,
-            style=Markup(
-                scripts.package_text("page.css")
-                + _mark_colours(any(shown.view is not None and shown.view.crosses for shown in pages))
-            ),
+            style=Markup(f"{scripts.package_text('page.css')}:root{{{colours}}}"),
             carriers=Markup(scripts.carriers(carried)),
             renewal=Markup(renewal),
             boot=Markup(boot),
@@ -246,16 +247,12 @@ def _data(page: Page) -> dict[str, Any]:
     store = Carried({choice.name: choice.values for choice in choices}, page.detailed)
     drawn = {name: figure for section in sections for name, figure in section.figures.items()}
     of_text = _NO_TEXT if page.view is None else _text_data(page.view, store)
-    places = len(page.heads.layers), page.heads.count
     texts = {} if page.view is None else {"row-finding": row_sentences(page.view)}
     if page.reasons:
-        queries = len(page.reasons[0][0])
-        texts["reason"] = ByChoice.texts(
-            ("layer", "head", "query"), (*places, queries), lambda layer, head, query: page.reasons[layer][head][query]
-        )
+        texts["reason"] = ByChoice(np.array(page.reasons, dtype=object), ("layer", "head", "query"))
     of_heads = {f"card-{number}": entries for number, entries in enumerate(page.heads.card.values())}
     for name, entries in (of_heads | ({"headline": page.headlines} if page.headlines else {})).items():
-        texts[name] = ByChoice.texts(("layer", "head"), places, _in(entries))
+        texts[name] = ByChoice(np.array(entries, dtype=object), ("layer", "head"))
     figures = {
         name: _figure(name, figure, store) for name, figure in drawn.items() if isinstance(figure, (Chart, go.Figure))
     }
@@ -302,22 +299,18 @@ _NO_TEXT: Final[Mapping[str, Any]] = {
 
 
 def _text_data(view: ScoreNumbers, store: Carried) -> dict[str, Any]:
-    rest = unattended(view.pattern)
+    rest, marks = unattended(view.pattern), marks_for(view.nouns, crosses=view.crosses)
     other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
     return other | {
         "tokens": [visible_token(token) for token in view.tokens],
         "labels": labels_of(view.tokens, view.keys or None, view.nouns)[0],
         "special": list(view.key_special if view.crosses else view.special) or [False] * len(view.key_tokens),
-        "marks": {mark: style.sign for mark, style in _marks(view).items()},
+        "marks": {mark: style.sign for mark, style in marks.items()},
         "pattern": store.array(of_heads(view.pattern)),
         "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
         "norms": None if view.value_norms is None else store.array(of_heads(view.value_norms)),
         "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
     }
-
-
-def _in(texts: Sequence[Sequence[str]]) -> Callable[[int, int], str]:
-    return lambda layer, head: texts[layer][head]
 
 
 def _figure(name: str, drawn: Chart | go.Figure, store: Carried) -> dict[str, Any]:
@@ -362,12 +355,3 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     # A share is a product over a sum of products; each product has the relative errors of its two factors.
     error = 100 * sum(max(array["step"]) for array in packed)
     return f"{sentences} Value-weighted shares are within {bound(max(error, 2e-3))} % of their values."
-
-
-def _marks(view: ScoreNumbers) -> Mapping[str, MarkStyle]:
-    return marks_for(view.nouns, crosses=view.crosses)
-
-
-def _mark_colours(crosses: bool) -> str:
-    marks = marks_for(TEXT) | (marks_for(TEXT, crosses=True) if crosses else {})
-    return ":root{" + "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items()) + "}"

@@ -274,15 +274,10 @@ def _case(case: Any) -> Case:
     if answer is None and against is not None:
         raise InputError(f"a case with `against` needs an `answer`; got {shown(case)}.")
     right = _ids("answer", answer) if isinstance(answer, tuple | list) else _token("answer", answer)
-    return Case(_prompt(prompt), right, _token("against", against), group)
-
-
-def _prompt(prompt: Any) -> str | tuple[int, ...]:
-    if isinstance(prompt, str):
-        return prompt
     if isinstance(prompt, Batch | Mapping):
         raise InputError(f"the prompt of a case must be a text or token ids; got {type(prompt).__name__}.")
-    return _ids("prompt", prompt)
+    text = prompt if isinstance(prompt, str) else _ids("prompt", prompt)
+    return Case(text, right, _token("against", against), group)
 
 
 def _ids(name: str, ids: Any) -> tuple[int, ...]:

@@ -259,7 +259,12 @@ class ResidualDrift(DriftByToken):
         order, layers = self._order, sorted(self.layers)
         baselines = self._baselines(order) if figure == "cosine" else {}
         if query is None and (not self.tokens or len(self.tokens) > 1):
-            names, values, low, high = self._lines_of_types(figure)
+            of_types = {name: self.of_types(name)["log_rank" if log else figure] for name in WORD_TYPES}
+            there = {name: means for name, means in of_types.items() if float(means.means.below.sum()) > 0}
+            lines = torch.stack([torch.stack((means.mean, *means.interval())) for means in there.values()], dim=1)
+            # The mean of log10(1 + rank) is shown as a rank.
+            values, low, high = (10**lines - 1 if log else lines)[:, :, layers].numpy()
+            names = list(there)
             return lines_by_layer(
                 values, layers, names, label=label, low=low, high=high, baselines=baselines, logarithmic=log
             )
@@ -269,15 +274,6 @@ class ResidualDrift(DriftByToken):
         rows = self.by_token(figure)[order][:, text][:, places].T.numpy()
         names = [f"{real.index(place)} {shorten(visible_token(self.tokens[text][place]))}" for place in places]
         return lines_by_layer(rows, layers, names, label=label, baselines=baselines, logarithmic=log)
-
-    def _lines_of_types(self, figure: str) -> tuple[list[str], Any, Any, Any]:
-        statistic = "log_rank" if figure == "rank" else figure
-        of_types = {name: self.of_types(name)[statistic] for name in WORD_TYPES}
-        there = {name: means for name, means in of_types.items() if float(means.means.below.sum()) > 0}
-        lines = torch.stack([torch.stack((means.mean, *means.interval())) for means in there.values()], dim=1)
-        # The mean of log10(1 + rank) is shown as a rank.
-        lines = 10**lines - 1 if figure == "rank" else lines
-        return list(there), *lines[:, :, sorted(self.layers)].numpy()
 
     def _baselines(self, order: list[int]) -> dict[str, Any]:
         return {

@@ -279,21 +279,17 @@ def _updates(end: LayerEnd, run: Run) -> tuple[Float[Tensor, "batch head row"], 
     return norm / stream.clamp_min(torch.finfo(precision).tiny)[:, None], (stream > 0)[:, None]
 
 
-def _next_token_directions(run: Run) -> Float[Tensor, "batch row d_model"]:
-    """For each row of a batch, the direction of the stream that reads the next token's logit above the mean over the
-    vocabulary, before the factor of the final norm; all layers share it.
-    """
-    key = ExampleSums, "next tokens"
-    if key not in run.between:
-        following = run.batch.queries(run.stack.label).ids.roll(-1, dims=1)
-        run.between[key] = unembedding_of(run.model).above_mean(following)
-    return cast(Tensor, run.between[key])
-
-
 def _next_token_products(
     end: LayerEnd, run: Run
 ) -> tuple[Float[Tensor, "batch head row"], Bool[Tensor, "batch 1 row"]]:
-    direction, mask = _next_token_directions(run), run.batch.queries(run.stack.label).mask
+    """What each head adds to the next token's logit above the mean over the vocabulary, before the final norm's factor.
+
+    The directions of the stream that read these logits are the same in all layers.
+    """
+    queries, key = run.batch.queries(run.stack.label), (ExampleSums, "next tokens")
+    if key not in run.between:
+        run.between[key] = unembedding_of(run.model).above_mean(queries.ids.roll(-1, dims=1))
+    direction, mask = cast(Tensor, run.between[key]), queries.mask
     precision = direction.dtype
     scale = attention_scale(run.stack, end, precision)
     W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(precision))

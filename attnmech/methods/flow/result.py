@@ -64,27 +64,18 @@ def weighted_gradients(
     """
     judged = JudgedTexts.of([CorpusBatch(batch, torch.tensor([0]), 0, "")], judge, batch.ids.numel())
     weights = torch.ones(1) if judged.masked is None else judged.masked.double() / judged.masked.sum()
-    of_inputs = (
-        weight * _weighted_gradients(model, part.batch, judged.judge.at(part.documents), layers)
-        for part, weight in zip(judged.parts, weights.tolist(), strict=True)
-    )
-    return sum(of_inputs, start=torch.zeros(()))
-
-
-def _weighted_gradients(
-    model: HookedModel, batch: Batch, judge: Metric, layers: Sequence[int]
-) -> Float[Tensor, "layer head query key"]:
-    stack = model.output_stack
+    stack, wide = model.output_stack, torch.promote_types(model.dtype, torch.float32)
     point = stack.point("pattern")
 
-    _, ran, gradients = differentiated(model, batch, judge, [point], layers, torch.tensor([0]))
-    real = batch.queries(stack.label).mask[0]
+    def of_part(part: CorpusBatch) -> Tensor:
+        judge = judged.judge.at(part.documents)
+        _, ran, slope = differentiated(model, part.batch, judge, [point], layers, torch.tensor([0]))
+        real = part.batch.queries(stack.label).mask[0]
+        products = [ran[point, layer][0].to(wide) * slope[point, layer][0].to(wide) for layer in layers]
+        return torch.stack(products)[..., real, :][..., real].cpu()
 
-    def of_text(values: Tensor) -> Tensor:
-        wide = values[0].to(torch.promote_types(values.dtype, torch.float32))
-        return wide[:, real][..., real].cpu()
-
-    return torch.stack([of_text(ran[point, layer]) * of_text(gradients[point, layer]) for layer in layers])
+    of_parts = (weight * of_part(part) for part, weight in zip(judged.parts, weights.tolist(), strict=True))
+    return sum(of_parts, start=torch.zeros(()))
 
 
 METHODS: Final = ("rollout", "norm", "norm_residual", "gradient")
@@ -150,37 +141,26 @@ def attention_flow(
         raise InputError("attention flow needs a model with one stack; this model has an encoder and a decoder.")
     if method == "rollout" and layers is not None:
         raise InputError("rollout multiplies the patterns of all layers from the first on; leave out `layers`.")
-    if method == "gradient":
-        return _gradient_flow(model, inputs, metric or "loss", answers, against, layers, bos)
-    if metric is not None or answers is not None or against is not None:
-        raise InputError(f'`metric`, `answers` and `against` are for method="gradient"; got method="{method}".')
-    result: AttentionFlow
-    (result,) = stream(model, model.encode(inputs, bos=bos), [FlowReducer(method)], layers=layers, bos=bos)
-    return result
-
-
-def _gradient_flow(
-    model: HookedModel,
-    inputs: Inputs,
-    metric: MetricLike,
-    answers: Answers,
-    against: Answers,
-    layers: Iterable[int] | None,
-    bos: bool | None,
-) -> "AttentionFlow":
     batch, stack = model.encode(inputs, bos=bos), model.output_stack
+    if method != "gradient":
+        if metric is not None or answers is not None or against is not None:
+            raise InputError(f'`metric`, `answers` and `against` are for method="gradient"; got method="{method}".')
+        result: AttentionFlow
+        (result,) = stream(model, batch, [FlowReducer(method)], layers=layers, bos=bos)
+        return result
     _require_one(len(batch.ids))
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
-    judge = Metric.of(model, metric, answers, against, 1, tokenized(model.encoder, batch.queries(stack.label)))
+    of_text = tokenized(model.encoder, batch.queries(stack.label))
+    judge = Metric.of(model, metric or "loss", answers, against, 1, of_text)
     judge.require_gradient()
     length = batch.ids.shape[1]
     size = len(chosen) * (4 * stack.n_heads + 1) * length**2 * torch.promote_types(model.dtype, torch.float32).itemsize
-    _require_room("gradient", size, length)
+    _require_room(method, size, length)
     by_head = weighted_gradients(model, batch, judge, chosen)
-    tokens = batch.real_tokens[0]
-    noted = {"method": "gradient", "metric": judge.name, "bos": batch.bos, **judge.noted}
+    noted = {"method": method, "metric": judge.name, "bos": batch.bos, **judge.noted}
     provenance = model.provenance(batch_hash(batch), batch.tokens, noted)
-    return AttentionFlow("gradient", chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
+    tokens = batch.real_tokens[0]
+    return AttentionFlow(method, chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
 
 
 def _require_one(texts: int) -> None:

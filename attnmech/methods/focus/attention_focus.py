@@ -325,8 +325,6 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
     def _crosses(self) -> bool:
         return self.provenance.options.get("stack") == "cross"
 
-    # -----------------------------------------------------------------------------
-
     def to_frame(self) -> pd.DataFrame:
         """One row per head: layer, head, every statistic with the ends `_low` and `_high` of its interval, and the
         collapse class.

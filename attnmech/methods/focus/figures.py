@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from jaxtyping import Float, Integer
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
 from ...basics.arguments import index_of
@@ -61,12 +60,23 @@ def rank_lines(view: FocusNumbers, number: str, chosen: tuple[int, int] | None =
     ranked_value = np.take_along_axis(values, ranked_head, axis=1)
     heads = values.shape[1]
     colours = sample_colorscale(RANK_COLOURS, [rank / max(heads - 1, 1) for rank in range(heads)])
+
+    def hover_data(row: int, head: int) -> list[object]:
+        """The head's number, its name with those of heads of the same value, and its interval."""
+        name, own = f"L{layers[row]}H{head}", values[row, head]
+        if equal := [f"H{other}" for other in np.flatnonzero(values[row] == own) if other != head]:
+            more = f" and {len(equal) - MOST_TIED_HEADS} more" if len(equal) > MOST_TIED_HEADS else ""
+            name += f" (tied with {', '.join(equal[:MOST_TIED_HEADS])}{more})"
+        if low is None or high is None or np.isnan(low[row, head]):
+            return [head, name, ""]
+        return [head, name, f" ({low[row, head]:.3f} to {high[row, head]:.3f})"]
+
     figure = Figure()
     for rank in range(heads):
         figure.add_scatter(
             x=list(layers),
             y=ranked_value[:, rank].tolist(),
-            customdata=_hover_data(values, layers, low, high, ranked_head[:, rank]),
+            customdata=[hover_data(row, head) for row, head in enumerate(ranked_head[:, rank].tolist())],
             mode="lines+markers",
             line={"color": colours[rank], "width": 1.5},
             marker={"size": 6},
@@ -111,31 +121,3 @@ def _quantity(number: str, nouns: Nouns) -> str:
         return "mean of p(1) − p(2),<br>the two highest probabilities"
     place = f"{nouns.token} itself" if number == "self_top" else nouns.first
     return f"fraction of rows whose highest<br>score is at the {place}"
-
-
-def _hover_data(
-    values: Float[np.ndarray, "layer head"],
-    layers: Sequence[int],
-    low: Float[np.ndarray, "layer head"] | None,
-    high: Float[np.ndarray, "layer head"] | None,
-    head_of_layer: Integer[np.ndarray, " layer"],
-) -> list[list[object]]:
-    """The hover data of one head per layer: its number, the words for the head, and its interval."""
-    return [
-        [
-            int(head),
-            _head_words(label, values[layer], int(head)),
-            ""
-            if low is None or high is None or np.isnan(low[layer, head])
-            else f" ({low[layer, head]:.3f} to {high[layer, head]:.3f})",
-        ]
-        for layer, (label, head) in enumerate(zip(layers, head_of_layer, strict=True))
-    ]
-
-
-def _head_words(layer: int, values: Float[np.ndarray, " head"], head: int) -> str:
-    equal = [f"H{other}" for other in np.flatnonzero(values == values[head]) if other != head]
-    if not equal:
-        return f"L{layer}H{head}"
-    more = f" and {len(equal) - MOST_TIED_HEADS} more" if len(equal) > MOST_TIED_HEADS else ""
-    return f"L{layer}H{head} (tied with {', '.join(equal[:MOST_TIED_HEADS])}{more})"

@@ -34,61 +34,50 @@ class _Figure:
     written: Callable[[float], str] = percent
 
 
-def _figures(nouns: Nouns) -> tuple[_Figure, ...]:
-    return (
-        _Figure(
-            "self_top",
-            "self_focus",
-            "Attention to itself",
-            f"How often heads attend most to the {nouns.token} itself",
-            f"Each point is one head: the fraction of its rows whose highest score is at the {nouns.query_token} "
-            "itself.",
-            _RANKS_JOINED,
-            f"attending most to the {nouns.token} itself in at least half of the rows",
-        ),
-        _Figure(
-            "first_top",
-            "first_focus",
-            f"Attention to the {nouns.first}",
-            f"How often heads attend most to the {nouns.first}",
-            "Each point is one head: the fraction of its rows whose highest score is at position 0.",
-            f"{_RANKS_JOINED} Rows whose highest score is at any other {nouns.token} count neither here nor as "
-            f"attention to the {nouns.token} itself.",
-            f"attending most to the {nouns.first} in at least half of the rows",
-        ),
-        _concentration(nouns, " Rows with few visible keys count as much as rows with many."),
+def _figures(nouns: Nouns, *, crosses: bool) -> list[_Figure]:
+    """The figures; in cross-attention, no key is the token itself."""
+    first = f"first {nouns.key_token}" if crosses else nouns.first
+    other = (
+        ""
+        if crosses
+        else (
+            f" Rows whose highest score is at any other {nouns.token} count neither here nor as attention to the "
+            f"{nouns.token} itself."
+        )
     )
-
-
-def _cross_figures(nouns: Nouns) -> tuple[_Figure, ...]:
-    """The figures for cross-attention, where no key is the token itself."""
-    return (
+    itself = _Figure(
+        "self_top",
+        "self_focus",
+        "Attention to itself",
+        f"How often heads attend most to the {nouns.token} itself",
+        f"Each point is one head: the fraction of its rows whose highest score is at the {nouns.query_token} itself.",
+        _RANKS_JOINED,
+        f"attending most to the {nouns.token} itself in at least half of the rows",
+    )
+    return [
+        *([] if crosses else [itself]),
         _Figure(
             "first_top",
             "first_focus",
-            "Attention to the first key",
-            f"How often heads attend most to the first {nouns.key_token}",
-            "Each point is one head: the fraction of its rows whose highest score is at position 0 of the "
-            f"{nouns.key_text}.",
-            _RANKS_JOINED,
-            f"attending most to the first {nouns.key_token} in at least half of the rows",
+            f"Attention to the {'first key' if crosses else first}",
+            f"How often heads attend most to the {first}",
+            "Each point is one head: the fraction of its rows whose highest score is at position 0"
+            f"{f' of the {nouns.key_text}' if crosses else ''}.",
+            f"{_RANKS_JOINED}{other}",
+            f"attending most to the {first} in at least half of the rows",
         ),
-        _concentration(nouns),
-    )
-
-
-def _concentration(nouns: Nouns, more: str = "") -> _Figure:
-    return _Figure(
-        "concentration",
-        "concentration",
-        "Concentration",
-        "How concentrated attention is",
-        "The mean over rows of p(1) − p(2), the highest probability after softmax minus the second highest. Near 1, "
-        f"a head attends to one {nouns.of_keys.token} at a time; near 0, to several.",
-        f"{_RANKS_JOINED}{more}",
-        "reaching 0.5",
-        "{:.3f}".format,
-    )
+        _Figure(
+            "concentration",
+            "concentration",
+            "Concentration",
+            "How concentrated attention is",
+            "The mean over rows of p(1) − p(2), the highest probability after softmax minus the second highest. Near "
+            f"1, a head attends to one {nouns.of_keys.token} at a time; near 0, to several.",
+            f"{_RANKS_JOINED}{'' if crosses else ' Rows with few visible keys count as much as rows with many.'}",
+            "reaching 0.5",
+            "{:.3f}".format,
+        ),
+    ]
 
 
 def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) -> list[Section]:
@@ -100,17 +89,22 @@ def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) ->
         layers: the layers in which the reader of a page can select a head; if empty, no head is selected.
 
     """
-    figures = _cross_figures(view.nouns) if view.crosses else _figures(view.nouns)
-    return [_section(view, figure, call, layers) for figure in figures]
+    return [_section(view, figure, call, layers) for figure in _figures(view.nouns, crosses=view.crosses)]
 
 
 def _section(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int]) -> Section:
+    rows = f"{view.rows[:1].upper()}{view.rows[1:].rstrip('.')}."
+    intervals = (
+        "Hover over a point for its interval."
+        if view.low
+        else f"Intervals are not available: another {view.nouns.text} may give different numbers."
+    )
     plain = Section(
         contents=figure.contents,
         heading=figure.heading,
         numbered=True,
         reading=figure.reading,
-        caveat=f"{figure.caveat} {_rows_in_words(view)}",
+        caveat=f"{figure.caveat} {rows} {intervals}",
         figures={figure.name.replace("_", "-"): rank_lines(view, figure.number)},
         call=f'{call}.plot("{figure.name}")',
     )
@@ -169,10 +163,3 @@ def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -
         return f"L{layers[layer]}H{head}: {known}. {rest}{previous}"
 
     return ByChoice.texts(("layer", "head"), (len(layers), values.shape[1]), told)
-
-
-def _rows_in_words(view: FocusNumbers) -> str:
-    rows = f"{view.rows[:1].upper()}{view.rows[1:].rstrip('.')}."
-    if view.low:
-        return f"{rows} Hover over a point for its interval."
-    return f"{rows} Intervals are not available: another {view.nouns.text} may give different numbers."

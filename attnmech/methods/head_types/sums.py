@@ -17,7 +17,7 @@ from ...maths.float64 import as_float64, float64_device
 from ...maths.groups import by_group, joined
 from ...maths.received import received_by_distance
 from ...maths.scores import ScoreParts, product_by_head
-from ...maths.softmax import Top, softmax_of
+from ...maths.softmax import softmax_of
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.reading.unembedding import Unembedding, unembedding_of, why_not_linear
 from ...model.stack.block import attention_scale
@@ -134,7 +134,11 @@ class HeadTypeSums(Reducer):
         device = run.model.device
         sums_on = float64_device(device)
         state = {name: torch.zeros(shape, dtype=torch.float64, device=sums_on) for name, shape in shapes.items()}
-        writes = len(ANSWERED) if _reads_logits(run) else 0
+        model = run.model
+        last = run.layers[-1] == model.last_stream[1] and run.stack is model.output_stack
+        # Whether logits are one norm and one matrix of what these heads write, and the norm's scale is measured.
+        linear = last and model.causal and why_not_linear(model) is None and "logits" not in model.refused
+        writes = len(ANSWERED) if linear else 0
         by_row = torch.zeros(writes, layers, heads, texts, length, device=device)
         place = torch.full((len(TYPES), layers, heads), -1, device=device)
         around = torch.full((*place.shape, len(AROUND_KEY) + len(AROUND_QUERY)), -1, device=device)
@@ -160,7 +164,11 @@ class HeadTypeSums(Reducer):
             (_at_positions(block.pattern, block_targets, block.rows, batch), _on_content(block.pattern, block_targets))
         )
         state["mass"][:, layer] += _over_rows(mass)
-        state["top"][:, layer] += _top_on_target(block.top, block_targets.by_kind)
+        # A row with a tie for the highest score counts for no key.
+        top = rearrange(block.top.key, "batch head row -> batch row head").expand(len(TYPES), -1, -1, -1)
+        clear = rearrange(block.top.first > block.top.second, "batch head row -> batch row head")
+        hit = as_float64((block_targets.by_kind.gather(-1, top) & clear).sum(dim=2))
+        state["top"][:, layer] += rearrange(hit, "kind batch head -> kind head batch")
         at_first = as_float64(_at_first(block.pattern, batch))
         # Rows beyond a sliding window do not see the first token.
         reach, there = rows & _at_first(block.visible, batch)[:, 0], block_targets.there[len(POSITIONAL) :]
@@ -187,7 +195,12 @@ class HeadTypeSums(Reducer):
         if not len(state["there_by_row"]):
             return
         held, batch = _Layer.taken(run, end.layer), run.batch.queries(run.stack.label)
-        unembedding, direction = _reading_directions(run, batch)
+        key = HeadTypeSums, "directions"
+        if key not in run.between:
+            unembedding = unembedding_of(run.model)
+            run.between[key] = unembedding, unembedding.above_mean(batch.ids)
+        # The stream's directions that read the logit of each place's token, minus the mean logit of the vocabulary.
+        unembedding, direction = cast(tuple[Unembedding, Tensor], run.between[key])
         scale = attention_scale(run.stack, end, unembedding.gamma.dtype)
         W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(unembedding.gamma.dtype))
         # For each place, the direction of a value that the logit of the place's token reads.
@@ -308,11 +321,8 @@ class _Layer:
         """The entry of a block's layer, created at the layer's first block."""
         key = HeadTypeSums, "values", block.layer
         if key not in run.between:
-            values = repeat(
-                block.v,
-                "batch kv key d_value -> batch (kv group) key d_value",
-                group=block.q.shape[1] // block.v.shape[1],
-            )
+            group = block.q.shape[1] // block.v.shape[1]
+            values = repeat(block.v, "batch kv key d_value -> batch (kv group) key d_value", group=group)
             rows = block.mask.queries
             whole = values.new_zeros(*values.shape[:2], rows, values.shape[-1])
             there = whole.new_zeros(len(ANSWERED), *whole.shape)
@@ -332,22 +342,6 @@ class _Layer:
         for place, name in enumerate(ANSWERED):
             on_target = block_targets.by_kind[TYPES.index(name)][:, None]
             self.there[place, :, :, rows] = (block.pattern * on_target) @ values
-
-
-def _reads_logits(run: Run) -> bool:
-    """Whether logits are one norm and one matrix of what these heads write, and this run measures the norm's scale."""
-    model = run.model
-    last = run.layers[-1] == model.last_stream[1] and run.stack is model.output_stack
-    return last and model.causal and why_not_linear(model) is None and "logits" not in model.refused
-
-
-def _reading_directions(run: Run, batch: Batch) -> tuple[Unembedding, Float[Tensor, "batch row d_model"]]:
-    """The stream's directions that read the logit of each place's token, minus the mean logit over the vocabulary."""
-    key = HeadTypeSums, "directions"
-    if key not in run.between:
-        unembedding = unembedding_of(run.model)
-        run.between[key] = unembedding, unembedding.above_mean(batch.ids)
-    return cast(tuple[Unembedding, Tensor], run.between[key])
 
 
 def _at_positions(
@@ -387,13 +381,6 @@ def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Sh
     return of_keys.gather(-1, place)[..., 0]
 
 
-def _top_on_target(top: Top, on_target: Bool[Tensor, "kind batch row key"]) -> Float[Tensor, "kind head batch"]:
-    """The number of rows whose highest-scoring key is a target, by type; rows with a tie do not count."""
-    key, clear = (rearrange(value, "batch head row -> batch row head") for value in (top.key, top.first > top.second))
-    hit = on_target.gather(-1, key.expand(len(on_target), -1, -1, -1)) & clear
-    return rearrange(as_float64(hit.sum(dim=2)), "kind batch head -> kind head batch")
-
-
 def _add_matching(state: State, block: RowBlock, block_targets: _Targets) -> None:
     """Adds the rank of the last induction target's score among the scores of the other keys."""
     last = block_targets.last[ANSWERED.index("induction")]
@@ -427,20 +414,12 @@ def _keep_clearest(
     if not bool(better.any()):
         return
     kind, head = better.nonzero(as_tuple=True)
-    text, row = (
-        best.indices[kind, head].div(len(block.rows), rounding_mode="floor"),
-        best.indices[kind, head] % len(block.rows),
-    )
+    text, row = best.indices[kind, head] // len(block.rows), best.indices[kind, head] % len(block.rows)
     weights = block.pattern[text, head, row] * block_targets.by_kind[kind, text, row]
     highest = weights.max(dim=-1)
     query = row + block.rows.start
-    places = torch.cat(
-        [
-            place[:, None] + torch.tensor(around, device=place.device)
-            for place, around in ((highest.indices, AROUND_KEY), (query, AROUND_QUERY))
-        ],
-        dim=1,
-    )
+    around = (highest.indices, AROUND_KEY), (query, AROUND_QUERY)
+    places = torch.cat([at[:, None] + torch.tensor(steps, device=at.device) for at, steps in around], dim=1)
     length = batch.ids.shape[1]
     inside = (places >= 0) & (places < length)
     places = places.clamp(0, length - 1)

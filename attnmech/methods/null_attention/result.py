@@ -141,15 +141,13 @@ def null_attention(
         layer: Values({layer: mean[None, None].to(model.dtype)}, "the head's mean over other tokens")
         for layer, mean in zip(touched, others.mean_value, strict=True)
     }
+    every = sinks.keys.expand(*sinks.facts.shape[1:3], -1, -1)
+    keys = {(layer, head): every[touched.index(layer), head] for layer, head in chosen}
     changed = _attending(sinks, touched, chosen, least_mass) if attending else chosen
     swept = run_sweep(
         model,
         inputs,
-        [
-            change
-            for head in changed
-            for change in _changes(head, _sink_of(sinks, touched, head), means[head[0]], label)
-        ],
+        [change for head in changed for change in _changes(head, keys[head], means[head[0]], label)],
         metric,
         noted={
             "sink": sink,
@@ -174,12 +172,6 @@ def _attending(sinks: Sinks, layers: Sequence[int], heads: Sequence[Head], least
     mass = sinks.facts[FACTS.index("sink_mass")].nanmean(dim=-1).nan_to_num(0.0)
     of_head = {(layer, head): float(mass[layers.index(layer), head]) for layer, head in heads}
     return [head for head in heads if of_head[head] >= least_mass] or [max(of_head, key=lambda head: of_head[head])]
-
-
-def _sink_of(sinks: Sinks, layers: Sequence[int], head: Head) -> Bool[Tensor, "text key"]:
-    per_layer, per_head = sinks.keys.shape[:2]
-    layer = layers.index(head[0])
-    return sinks.keys[layer if per_layer > 1 else 0, head[1] if per_head > 1 else 0]
 
 
 def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: str) -> list[Change]:
@@ -421,22 +413,15 @@ class NullAttention(NullStatistics, TextResult):
             )
         counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
         part = "" if self.complete else "; stopped early, incomplete"
+        needed = self.texts_needed[~self.texts_needed.isnan()].sort().values.tolist()
+        half = needed[(len(needed) - 1) // 2] if needed else math.inf
+        which = "the undecided head" if len(needed) == 1 else "half of the undecided heads"
+        decide = "" if math.isinf(half) else f"; about {round(half):,} texts would decide {which}"
         return (
             f"Verdicts on {counted(len(verdicts), noun='head')} and {SINKS[self.sink]} "
             f"{bracketed(f'{self._texts}; effects within ±{self.delta:g} {unit_of(self.metric)} count as zero')}: "
-            f"{counts}{self._would_decide}{no_interval(self._n_distinct)}{part}."
+            f"{counts}{decide}{no_interval(self._n_distinct)}{part}."
         )
-
-    @property
-    def _would_decide(self) -> str:
-        """The end of the lead: the number of texts that would decide undecided heads."""
-        needed = sorted(value for value in self.texts_needed.flatten().tolist() if not math.isnan(value))
-        if not needed:
-            return ""
-        half = needed[(len(needed) - 1) // 2]
-        if len(needed) == 1:
-            return "" if math.isinf(half) else f"; about {round(half):,} texts would decide the undecided head"
-        return "" if math.isinf(half) else f"; about {round(half):,} texts would decide half of the undecided heads"
 
     @property
     def _n_texts(self) -> int:

@@ -388,6 +388,16 @@ class OVTokens(TokenStatistics, OfLayers):
 def ov_section(tokens: OVTokens, call: str) -> Section:
     """The pairs of the chosen head, for a page."""
     heads = range(tokens.raised.shape[1])
+    copied, suppressed = (tokens._by_head(name) for name in ("copied", "suppressed"))
+    chance = percent(tokens.chance("copied"), 2)
+
+    def finding(row: int, head: int) -> str:
+        return (
+            f"The token read is among the {TOP} that it raises most for {percent(float(copied[row, head]))} of the "
+            f"tokens, and among the {TOP} that it lowers most for {percent(float(suppressed[row, head]))} (chance: "
+            f"{chance})."
+        )
+
     figures = {
         f"ov-{kind}": pairs_chart(
             [[tokens.pairs_of(layer, head, kind) for head in heads] for layer in tokens.layers], kind
@@ -398,22 +408,11 @@ def ov_section(tokens: OVTokens, call: str) -> Section:
         tab="write",
         contents="From token to token",
         heading="What it writes for a token that it attends to",
-        finding=ByChoice.texts(
-            ("layer", "head"), (len(tokens.layers), len(heads)), lambda row, head: _own(tokens, row, head)
-        ),
+        finding=ByChoice.texts(("layer", "head"), copied.shape, finding),
         reading="Each line is a token that the head may read, and the token whose logit it then raises (left) or "
         f"lowers (right) most, in {tokens.unit} above the mean over the vocabulary, if all its attention were there. "
         f"Read are the {len(tokens.read):,} most frequent tokens of the texts, by their embeddings alone.",
         caveat="Later layers read more than embeddings. The final norm's factor is its mean over the texts.",
         figures=figures,
         call=f"{call}.pairs_of({{layer}}, {{head}})",
-    )
-
-
-def _own(tokens: OVTokens, row: int, head: int) -> str:
-    """How a head writes the tokens that it reads, in a sentence."""
-    copied, suppressed = (percent(float(tokens._by_head(name)[row, head])) for name in ("copied", "suppressed"))
-    return (
-        f"The token read is among the {TOP} that it raises most for {copied} of the tokens, and among the {TOP} "
-        f"that it lowers most for {suppressed} (chance: {percent(tokens.chance('copied'), 2)})."
     )

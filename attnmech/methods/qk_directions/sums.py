@@ -214,7 +214,7 @@ class Reader:
         """The queries at the last position and the keys at the first that some of x̂ makes, `[head some d_head]`."""
         parts = basis[:, None, None].expand(-1, 1, self.distance + 1, -1)
         query, key = made_of_parts(self.stack, layer, notes, parts)
-        return _by_head(query[:, 0, :, -1]), _by_head(key[:, 0, :, 0])
+        return query[:, 0, :, -1].transpose(0, 1).cpu().double(), key[:, 0, :, 0].transpose(0, 1).cpu().double()
 
     def _basis(self, layer: int) -> Float[Tensor, "d_model d_model"]:
         """What each dimension of x̂ adds to `attn_in`."""
@@ -228,7 +228,3 @@ class Reader:
     def _norm(self, layer: int) -> WideNorm | None:
         like = self.vocabulary.rows(slice(_PROBE), self.model.dtype)
         return input_norm(self.stack, layer, like[None], self.precision)
-
-
-def _by_head(made: Float[Tensor, "some head d_head"]) -> Float[Tensor, "head some d_head"]:
-    return rearrange(made.cpu().double(), "some head d_head -> head some d_head")

@@ -3,7 +3,7 @@
 The equations are those of docs/formulas.md#writers-of-a-score; they split the `query_key` of `am.decompose_scores`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final
@@ -134,10 +134,22 @@ def decompose_by_source(
         writers = Writers(model, batch)
         walk = SourceWalk(model, batch, chosen, places, lambda block, _: writers.parts_of(block.layer, block.values))
     else:
-        walk = SourceWalk(model, batch, chosen, places, partial(_parts_along, split, stack, model.dtype, room))
+        path, wide = stack.architecture.attn_norm, torch.promote_types(model.dtype, torch.float32)
+
+        def parts_along(block: RowBlock, cells: Cells) -> Iterator[tuple[str, Tensor]]:
+            """The parts of a layer's `attn_in` along directions of the stream before its norm."""
+            x = block.values["attn_in" if path is None else "resid_pre", block.layer]
+            norm = None if path is None else frozen_norm(stack.module(block.layer, path), x, wide)
+            return split.parts_of(x.to(wide), norm, cells.places(x.shape[1]), lambda count: room({block.layer: count}))
+
+        walk = SourceWalk(model, batch, chosen, places, parts_along)
     watched = [(stack.label, layer) for layer in chosen]
     model.forward(batch, captures=captures, rows=[walk], layers=watched)
-    _require_visible(places, walk.parts.values())
+    if places is not None:
+        seen = torch.stack([(part.key_at >= 0).any(dim=1).any(dim=0) for part in walk.parts.values()]).any(dim=0)
+        for (query, key), visible in zip(places, seen.tolist(), strict=True):
+            if not visible:
+                raise InputError(f"token {query} cannot see key {key} in any text; choose a key it can see.")
     precision = torch.promote_types(model.dtype, torch.float32)
     residual = torch.full((len(chosen), stack.n_heads), torch.nan, dtype=precision, device=model.device)
     for index, layer in enumerate(chosen):
@@ -197,31 +209,6 @@ def _check_size(
             f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers (layers=[3]), "
             "heads (heads=[(3, 1)]), cells (cells=[(7, 2)]) or texts."
         )
-
-
-def _parts_along(
-    split: StreamSplit,
-    stack: Stack,
-    dtype: torch.dtype,
-    room: Callable[[Mapping[int, int]], None],
-    block: RowBlock,
-    cells: Cells,
-) -> Iterator[tuple[str, Float[Tensor, "batch position d_model"]]]:
-    """The parts of a layer's `attn_in` along directions of the stream before its norm."""
-    path, wide = stack.architecture.attn_norm, torch.promote_types(dtype, torch.float32)
-    x = block.values["attn_in" if path is None else "resid_pre", block.layer]
-    norm = None if path is None else frozen_norm(stack.module(block.layer, path), x, wide)
-    places = cells.places(x.shape[1])
-    return split.parts_of(x.to(wide), norm, places, lambda count: room({block.layer: count}))
-
-
-def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[SourceParts]) -> None:
-    if places is None:
-        return
-    seen = torch.stack([(part.key_at >= 0).any(dim=1).any(dim=0) for part in layers]).any(dim=0)
-    for (query, key), visible in zip(places, seen.tolist(), strict=True):
-        if not visible:
-            raise InputError(f"token {query} cannot see key {key} in any text; choose a key it can see.")
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from ...basics.nouns import Nouns, counted
+from ...basics.nouns import counted
 from ...draw.attention_maps import MEASURES, VALUE, attention_chart, highest_key
 from ...draw.carried import error_of
 from ...draw.chart import ByChoice, Chart
@@ -86,6 +86,14 @@ def score_sections(
     one_text = nouns.keys is None or nouns.rows
     lines = f"Lines between {nouns.tokens}" if one_text else f"Lines from {nouns.tokens} to {nouns.of_keys.tokens}"
     ledger = [_ledger(splits, plotted("{against}", "query={query}"))] if view.terms else []
+    split = Choice(
+        "split",
+        "Scores split at",
+        ("means", "biases"),
+        (f"the {nouns.text}'s means", "the model's biases"),
+        in_calls=('"mean"', "None"),
+        everywhere=True,
+    )
     charts = [attention, *(figure for part in ledger for figure in part.figures.values() if isinstance(figure, Chart))]
     rounded = max(map(error_of, charts))
     exact = f"off by at most {bound(rounded)}" if rounded else "exact"
@@ -167,7 +175,7 @@ def score_sections(
             call=f'{call}.show("score_shares", layer={{layer}}, head={{head}})',
             choices=(
                 Choice("rank", "Rank", tuple(range(view.ranked_key.shape[3])), everywhere=True),
-                *([] if other is None else [_split(nouns)]),
+                *([] if other is None else [split]),
             ),
         ),
         Section(
@@ -186,17 +194,6 @@ def score_sections(
             call=plotted("key_terms"),
         ),
     ]
-
-
-def _split(nouns: Nouns) -> Choice:
-    return Choice(
-        "split",
-        "Scores split at",
-        ("means", "biases"),
-        (f"the {nouns.text}'s means", "the model's biases"),
-        in_calls=('"mean"', "None"),
-        everywhere=True,
-    )
 
 
 @dataclass(frozen=True)
@@ -287,18 +284,15 @@ def _about_leads(splits: _Splits) -> ByChoice:
         best, *after = order[row].tolist()
         if count[row] < 2:
             return f"Query {view.named_token(row[2])} sees {view.named_key(best)} alone, so it has no choice."
-        leads = _leads({name: float(term[place]) for name, term in by_term.items()})
+        terms = {name: float(term[place]) for name, term in by_term.items()}
+        named = sorted((-abs(lead), name) for name, lead in terms.items() if abs(lead) >= SMALLEST_LEAD)
+        leads = ", ".join(f"{term_style(name).label} {signed(terms[name], '.3f')}" for _, name in named)
         return (
             f"The score of key {view.named_key(best)} leads that of {view.named_key(after[0])} by "
             f"{signed(float(by[row]), '.3f')}{': ' if leads else ''}{leads}."
         )
 
     return splits.texts(("layer", "head", "query"), view.scores.shape[:3], finding)
-
-
-def _leads(terms: Mapping[str, float]) -> str:
-    named = sorted((-abs(lead), name) for name, lead in terms.items() if abs(lead) >= SMALLEST_LEAD)
-    return ", ".join(f"{term_style(name).label} {signed(terms[name], '.3f')}" for _, name in named)
 
 
 def _about_shares(splits: _Splits) -> ByChoice:

@@ -219,9 +219,10 @@ class VarianceShares(ScoreShares, RowMeans):
     @property
     def agreement(self) -> dict[str, float]:
         """Spearman's rank correlation over heads of each term's shares on the two halves; NaN below two texts."""
-        return {
-            name: _rank_correlation(*(half[ALL_TERMS.index(name)] for half in self.half_shares)) for name in self.terms
-        }
+        halves = torch.stack(self.half_shares, dim=1)
+        known = torch.isfinite(halves).all(dim=1)
+        pairs = {name: halves[ALL_TERMS.index(name)][:, known[ALL_TERMS.index(name)]] for name in self.terms}
+        return {name: rank_correlation(*pair) for name, pair in pairs.items()}
 
     @property
     def _columns_of(self) -> Sequence[str]:
@@ -252,8 +253,3 @@ class VarianceShares(ScoreShares, RowMeans):
 
     def _comparable(self) -> dict[str, Any]:
         return super()._comparable() | {"centre": self.centre, "first_key": self.first_key}
-
-
-def _rank_correlation(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"]) -> float:
-    known = torch.isfinite(one) & torch.isfinite(other)
-    return rank_correlation(one[known], other[known])
