@@ -296,8 +296,7 @@ class Continuing:
 
 
 def cache_agrees(model: WiredModel, encoder: AnyEncoder, batch: Batch, *, padded: bool, watched: bool) -> bool:
-    """Whether steps with a cache give the logits of full passes, on texts of a few tokens of the batch, or on its first
-    text, if that holds pictures or sounds."""
+    """Whether steps with a cache give the logits of full passes, on a few tokens; with pictures, on the first text."""
     noted: list[Tensor] = []
 
     def note(ids: Tensor, scores: Tensor) -> Tensor:
