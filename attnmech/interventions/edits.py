@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..basics.arguments import finite_number, option, shown
+from ..basics.arguments import finite_number, option, shown, whole_number
 from ..batch import Batch
 from ..errors import InputError
 from ..maths.softmax import left_for_sink
@@ -202,6 +202,29 @@ class Cut(KeyEdit):
         return rows[:, block.rows, None] & keys[:, None, : block.key_count]
 
 
+@dataclass(frozen=True)
+class StreamOnly(KeyEdit):
+    """Rows keep the first keys of their text and the last keys up to their own; those between are hidden."""
+
+    BY_POSITION = False
+
+    first: int
+    last: int
+
+    def check(self, place: Place) -> None:
+        if place.stack == "cross":
+            raise InputError("the keys of cross-attention have no order with its rows; choose heads of another stack.")
+
+    def sentence(self, heads: str) -> str:
+        return f"keys between the first {self.first} and the last {self.last} removed from the pattern of {heads}"
+
+    def hidden(self, block: Block) -> Bool[Tensor, "#batch #row key"]:
+        texts = block.part.texts
+        rows = block.queries.places[texts][:, block.rows, None]
+        keys = block.keys.places[texts][:, None, : block.key_count]
+        return (keys >= self.first) & (keys <= rows - self.last)
+
+
 class PatternEdit(Edit):
     """Changes the pattern."""
 
@@ -368,5 +391,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "to": lambda to: option("to", to, ("uniform", "self", "first")),
     "query_span": lambda span: checked_span("query_span", span),
     "key_span": lambda span: checked_span("key_span", span),
+    "first": lambda first: whole_number("first", first, least=0),
+    "last": lambda last: whole_number("last", last, least=1),
 }
 """The function that checks each field, by the field's name."""

@@ -40,6 +40,7 @@ from .edits import (
     ReplaceValues,
     Reweight,
     Scale,
+    StreamOnly,
     Zero,
     ZeroValues,
 )
@@ -248,6 +249,26 @@ class Intervention(metaclass=_Named):
         return cls(
             RemoveKeys(checked_keys(keys)), checked_heads(heads), positions=checked_positions(positions), stack=stack
         )
+
+    @classmethod
+    def stream_only(cls, heads: Heads, *, first: int = 4, last: int = 256, stack: str = "") -> Self:
+        """The heads see the first keys of a text and the last keys up to the row's own, as from a cache that keeps no
+        others.
+
+        >>> print(Intervention.stream_only([(3, 5)], last=64))
+        keys between the first 4 and the last 64 removed from the pattern of L3H5
+
+        The softmax is recomputed without the keys between. Keys after the row, where a model sees any, stay.
+
+        Args:
+            heads: a list of (layer, head), or "all".
+            first: the number of keys kept at the beginning of each text.
+            last: the number of keys kept up to the row's own, which counts.
+            stack: the stack, if the model has several.
+
+        Source: StreamingLLM (Xiao et al. 2024); the streaming heads of DuoAttention (Xiao et al. 2025).
+        """
+        return cls(StreamOnly(first, last), checked_heads(heads), stack=stack)
 
     @classmethod
     def cut(cls, query_span: Sequence[int], key_span: Sequence[int], heads: Heads = "all", *, stack: str = "") -> Self:

@@ -71,8 +71,8 @@ def weighted_gradients(
         judge = judged.judge.at(part.documents)
         _, ran, slope = differentiated(model, part.batch, judge, [point], layers, torch.tensor([0]))
         real = part.batch.queries(stack.label).mask[0]
-        products = [ran[point, layer][0].to(wide) * slope[point, layer][0].to(wide) for layer in layers]
-        return torch.stack(products)[..., real, :][..., real].cpu()
+        products = (ran[point, layer][0].to(wide) * slope[point, layer][0].to(wide) for layer in layers)
+        return torch.stack([product[:, real][..., real].cpu() for product in products])
 
     of_parts = (weight * of_part(part) for part, weight in zip(judged.parts, weights.tolist(), strict=True))
     return sum(of_parts, start=torch.zeros(()))
