@@ -52,6 +52,8 @@ MADE: list[tuple[Intervention, str]] = [
     (Intervention.remove_keys([(0, 2)], MASK), "a mask of 3 keys in 2 texts removed from the pattern of L0H2"),
     (Intervention.cut((6, 9), (0, 1)), "attention of tokens 6 to 8 to token 0 cut in all heads"),
     (Intervention.cut([6, 9], [0, 2], [(0, 2)]), "attention of tokens 6 to 8 to tokens 0 to 1 cut in L0H2"),
+    (Intervention.stream_only([(0, 2)], last=8),
+     "keys between the first 4 and the last 8 removed from the pattern of L0H2"),
     (Intervention.scale("position"), "position in the scores of all heads is dropped"),
     (Intervention.scale("key_bias", 0.5, [(2, 1)]), "key_bias in the scores of L2H1 is multiplied by 0.5"),
     (Intervention.zero_values([(2, 1)], "first"), "v at the first token of L2H1 becomes 0"),
