@@ -391,6 +391,8 @@ interface Colouring {
 interface PageData {
   /** What Python calls visible; as text. A page about a corpus has none. */
   tokens: string[];
+  /** The number of last tokens that the model wrote. */
+  written: number;
   /** The tokens that these attend to, where they are another text's. */
   keys?: string[];
   /** Which of a model's stacks the page is about, where there are several. */

@@ -41,6 +41,8 @@ class ScoreNumbers:
     """Every term of the scores without the mask; an axis along which a term is constant has length 1."""
     special: tuple[bool, ...] = ()
     """For each token, whether it is a special token of the tokenizer; empty if none is."""
+    written: int = 0
+    """The number of last tokens that the model wrote."""
     value_norms: Float32[np.ndarray, "layer head key"] | None = None
     """‖f(x_j)‖ of each key in each head; the page then also shows value-weighted attention."""
     keys: tuple[str, ...] = ()

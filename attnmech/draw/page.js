@@ -406,6 +406,7 @@ const chips = tokens.map((token, position) => {
   chip.type = "button";
   chip.className = "token";
   label(chip, token);
+  chip.classList.toggle("written", position >= tokens.length - page.written);
   chip.addEventListener("click", () => choose({ query: position }));
   chip.addEventListener("pointerenter", () => shadeTokens(position));
   return chip;

@@ -163,6 +163,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
         "parts": (),
         "heads_in_detail": None if page.detailed is None else len(page.detailed),
         "tokens": () if view is None else view.tokens,
+        "written": 0 if view is None else view.written,
         "keys": () if view is None else view.keys,
         "table": Markup(page.table),
         "statuses": STATUS_WORDS,
@@ -292,7 +293,7 @@ def _data(page: Page) -> dict[str, Any]:
 
 
 _NO_TEXT: Final[Mapping[str, Any]] = {
-    "tokens": (), "labels": (), "special": (), "marks": {}, "pattern": None, "rest": None, "norms": None,
+    "tokens": (), "written": 0, "labels": (), "special": (), "marks": {}, "pattern": None, "rest": None, "norms": None,
     "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
 }  # fmt: skip
 """The text of a page about a corpus."""
@@ -303,6 +304,7 @@ def _text_data(view: ScoreNumbers, store: Carried) -> dict[str, Any]:
     other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
     return other | {
         "tokens": [visible_token(token) for token in view.tokens],
+        "written": view.written,
         "labels": labels_of(view.tokens, view.keys or None, view.nouns)[0],
         "special": list(view.key_special if view.crosses else view.special) or [False] * len(view.key_tokens),
         "marks": {mark: style.sign for mark, style in marks.items()},

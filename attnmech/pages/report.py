@@ -445,6 +445,7 @@ def _of_stack(
         certificate=certificate,
         notes=tuple(notes),
         first=first,
+        written=0 if shown.label == "encoder" else int(batch.is_answer.sum()),
         special=special[first:],
         key_special=key_special if shown.label == "cross" or first else (),
         expected=expected,

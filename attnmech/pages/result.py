@@ -98,6 +98,8 @@ class Report(WritesHtml):
     """The results of ablations on all texts of the page and, with the demo model, on built-in texts."""
     first: int = 0
     """The first token whose row is shown."""
+    written: int = 0
+    """The number of last tokens that the model wrote."""
     sense: Section | None = None
     """The section with the image or the recording itself, under the attention of a row."""
     nouns: Nouns = TEXT
@@ -214,6 +216,7 @@ class Report(WritesHtml):
             notes=(*self.notes, *left_out, *view.notes),
             special=self.special,
             key_special=self.key_special,
+            written=self.written,
             value_norms=norms,
         )
         provenance = self.scores.provenance

@@ -183,7 +183,7 @@ def test_a_report_shows_the_answer_with_its_prompt() -> None:
     model = am.load()
     report = am.report(model, "Anna gave an old anchor", generate=4)
     text = model.generate("Anna gave an old anchor", 4)
-    assert report.scores.tokens == text.tokens
+    assert report.scores.tokens == text.tokens and report.written == 4
     assert "The model wrote the last 4 tokens of the text, greedily." in report.notes
     assert "text = model.generate('Anna gave an old anchor', 4)\n" in report.calls["setup"]
     refuses("`generate` must be a whole number", am.report, model, "Anna", generate=-1)
