@@ -213,7 +213,9 @@ class StreamOnly(KeyEdit):
 
     def check(self, place: Place) -> None:
         if place.stack == "cross":
-            raise InputError("the keys of cross-attention have no order with its rows; choose heads of another stack.")
+            raise InputError(
+                "the keys of cross-attention are another text's, so no row has last keys; choose another stack."
+            )
 
     def sentence(self, heads: str) -> str:
         return f"keys between the first {self.first} and the last {self.last} removed from the pattern of {heads}"

@@ -83,5 +83,5 @@ def test_bad_numbers_and_cross_attention_are_refused() -> None:
         refuses(message, am.Intervention.stream_only, "all", **numbers)
     model = models.hooked("t5")
     change = am.Intervention.stream_only([(0, 1)], stack="cross")
-    refuses("cross-attention have no order", lambda: model.intervene(change).__enter__())
+    refuses("so no row has last keys", lambda: model.intervene(change).__enter__())
     assert am.Intervention.stream_only([(3, 5)]) == am.Intervention.stream_only([(3, 5)], first=4, last=256)
