@@ -109,7 +109,6 @@ class Ray(Workers):
         return RayDocuments(inputs)
 
     def stream(self, work: Any, parts: Iterator[CorpusBatch], total: Any, journal: Journal | None, bar: Meter) -> None:
-        """Adds the states of each batch, from the reducers of `work` (a `Streaming`), to `total` (a `Total`)."""
         imported()
         from .shipping import shipped
         from .streaming import CallerChanges, Reducing, Summing
@@ -120,7 +119,6 @@ class Ray(Workers):
             Summing(pool, *_put(plan), parts, total, journal, bar).run()
 
     def sweep(self, work: Any, parts: Sequence[CorpusBatch], bar: Steps) -> None:
-        """Measures, on each batch, what is missing in the record of `work` (a `Sweeping`)."""
         imported()
         from .shipping import shipped
         from .streaming import CallerChanges

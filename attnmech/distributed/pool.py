@@ -174,7 +174,6 @@ def got(call: Any) -> Any:
 
 
 def fetched(reference: Any) -> Any:
-    """Fetches a result to this process."""
     try:
         return ray.get(reference)
     except RayError as error:

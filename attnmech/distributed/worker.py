@@ -35,7 +35,6 @@ class Piece:
         return cls(_read_by(batch.on(torch.device("cpu")), None), documents, batch.texts_of is not None)
 
     def part(self, places: Int[Tensor, " some"]) -> "Piece":
-        """Some of the documents."""
         return Piece(self.batch.texts(places), self.documents[places], self.has_texts)
 
     def on(self, model: HookedModel) -> Batch:
@@ -66,7 +65,6 @@ class Worker:
         self._work: tuple[str, Any] | None = None
 
     def process(self) -> int:
-        """The id of its process."""
         return os.getpid()
 
     def prepare(self, key: str, blueprint: Sequence[Any], weights: Sequence[Any] | None) -> bool:

@@ -75,7 +75,6 @@ class ByChoice:
         return self.values.reshape(self.blocks or math.prod(self.values.shape[:axes]), -1)
 
     def at(self, chosen: Mapping[str, int]) -> np.ndarray:
-        """The values of this choice."""
         made = {**chosen, **self.fixed}
         values = np.asarray(self.values[tuple(made[name] for name in self.over)])
         return np.where(values > 0, values, np.nan) if self.logarithmic else values
@@ -138,16 +137,13 @@ class Slot:
 
     @property
     def follows(self) -> set[str]:
-        """The choices on which the property depends."""
         return set().union(*(values.follows for values in self.arrays))
 
     @property
     def arrays(self) -> list[ByChoice]:
-        """All values that the slot reads."""
         return [*self.columns, *(values for values in (self.less, self.where, self.weights) if values is not None)]
 
     def value(self, chosen: Mapping[str, int]) -> Any:
-        """The property's value for this choice."""
         columns = [self._column(values, chosen) for values in self.columns]
         return [list(row) for row in zip(*columns, strict=True)] if len(columns) > 1 else columns[0]
 
@@ -176,7 +172,6 @@ class Chart:
 
     @property
     def follows(self) -> set[str]:
-        """The choices on which the figure depends."""
         return set().union(*(slot.follows for slot in self.slots))
 
     def figure(self, **chosen: int) -> go.Figure:

@@ -51,6 +51,5 @@ def interval_rows(
 
 
 def error_bars(frame: pd.DataFrame, name: str) -> dict[str, Any]:
-    """The error bars of a column with its interval."""
     value, low, high = (frame[f"{name}{end}"] for end in ("", "_low", "_high"))
     return {"array": high - value, "arrayminus": value - low, "thickness": 1}

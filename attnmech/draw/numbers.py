@@ -64,7 +64,6 @@ class ScoreNumbers:
 
     @property
     def key_tokens(self) -> tuple[str, ...]:
-        """The tokens that can be attended to."""
         return self.keys or self.tokens
 
     def named_key(self, position: int) -> str:

@@ -34,7 +34,6 @@ class Measure:
 
     @property
     def words(self) -> dict[str, str]:
-        """The words for the scripts of views."""
         return {"weight": self.weight, "whole": self.whole, "mark": self.mark}
 
 

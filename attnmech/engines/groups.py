@@ -58,7 +58,6 @@ class Group:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], device: torch.device) -> "Group":
-        """The group of these pieces."""
         keys, queries = max(piece.rows.stop for piece in pieces), max(len(piece.rows) for piece in pieces)
         first = torch.tensor([keys - piece.rows.stop for piece in pieces], device=device)
         short = torch.tensor([queries - len(piece.rows) for piece in pieces], device=device)
@@ -86,8 +85,6 @@ class Group:
         return made
 
     def visible(self, window: int | None) -> Bool[Tensor, "request 1 row key"]:
-        """True where a row sees a key."""
-
         def make() -> Tensor:
             key = torch.arange(self.rows.stop, device=self.first.device)
             row = key[self.rows.start :, None]

@@ -114,7 +114,6 @@ class SeenRows:
         last: int,
         aligned: bool,
     ) -> "SeenRows":
-        """The rows of one block."""
         count = seen.sum(dim=-1)
         place = torch.arange(rows.start, rows.stop, device=seen.device)
         choice = real & (count > 1)
@@ -219,7 +218,6 @@ class RowMeasures:
 
     @classmethod
     def joined(cls, blocks: Sequence["RowMeasures"]) -> "RowMeasures":
-        """The rows of neighbouring blocks together."""
         if len(blocks) == 1:
             return blocks[0]
         return cls(*(torch.cat([vars(block)[name] for block in blocks], dim=-1) for name in vars(blocks[0])))
@@ -261,13 +259,11 @@ class FocusRows:
 
     @cached_property
     def place(self) -> Int[Tensor, " row"]:
-        """The position of each row."""
         key = self.measures.key
         return torch.arange(self.defined.start, self.defined.start + key.shape[-1], device=key.device)
 
     @cached_property
     def before(self) -> Int[Tensor, " row"]:
-        """The position before each row."""
         return self.place - 1
 
     @property
@@ -282,7 +278,6 @@ class FocusRows:
 
     @cached_property
     def untied(self) -> Bool[Tensor, "*layers batch head row"]:
-        """The other rows."""
         return ~self.tied
 
     @property

@@ -21,7 +21,6 @@ def require_logits(tokens: Int[Tensor, "*places"], count: int) -> None:
 
 
 def log_probabilities(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
-    """Returns ln softmax of each row."""
     return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
 
 

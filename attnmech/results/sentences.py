@@ -29,7 +29,6 @@ def in_words(metric: str) -> str:
 
 
 def unit_of(metric: str) -> str:
-    """The unit of a metric, in words."""
     return _METRICS.get(metric, ("", metric))[1]
 
 
@@ -128,7 +127,6 @@ def _same_sign(means: TextMeans, place: tuple[int, ...], group: float, sample: s
 
 
 def a_or_an(what: str) -> str:
-    """The noun with its article."""
     return f"{'an' if what[0] in 'aeio' else 'a'} {what}"
 
 

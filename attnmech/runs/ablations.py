@@ -74,12 +74,10 @@ class Ablations:
         return cls(method, [one_by_one(layers_values) for layers_values in values], label)
 
     def of_head(self, head: Head, draw: int = 0) -> Intervention:
-        """The intervention that ablates one head."""
         (intervention,) = self.of_set([head], draw)
         return intervention
 
     def of_set(self, heads: Sequence[Head], draw: int = 0) -> tuple[Intervention, ...]:
-        """The interventions that together ablate a set of heads."""
         chosen = tuple(sorted(set(heads)))
         if self.template is not None:
             return (replace(self.template, heads=chosen),)

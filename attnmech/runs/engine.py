@@ -154,7 +154,6 @@ class Engine:
         return 0 if self.blocks is None else _first_of(change[len(self.held) :])
 
     def begin_of(self, documents: Int[Tensor, " batch"], change: Change) -> tuple[int, bool]:
-        """The first block of a change's pass, and whether the pass begins with a stream cached under that change."""
         known = self._known(documents)
         return (self.start_of(change), False) if known is None else known.begin_of(change)
 
@@ -271,7 +270,6 @@ class Texts:
         return Judging(self.batch, self.queries, self.blocks, self.clean, self.engine.rows_at_once())
 
     def before(self, judge: Metric) -> Float[Tensor, " batch"]:
-        """The metric with nothing changed."""
         return self._judging.of(self.clean, 1, judge)[0]
 
     def after(self, changes: Sequence[Change], judge: Metric) -> After:

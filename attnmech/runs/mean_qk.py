@@ -89,7 +89,6 @@ class MeanQKReducer(Reducer):
         return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Adds the queries and keys of a layer."""
         rotation = run.stack.rotation(end.layer, end.notes)
         for name, batch, _ in _roles(run):
             point = name[0] if f"{name[0]}_rot" not in end else f"{name[0]}_rot"

@@ -203,7 +203,6 @@ class Metric:
             )
 
     def at(self, documents: Int[Tensor, " batch"]) -> "Metric":
-        """The same metric, for some of the texts."""
         return replace(
             self,
             answers=_some(self.answers, documents),

@@ -59,7 +59,6 @@ class PatternShifts:
             self._rows += real.sum(dim=1)
 
     def means(self) -> Float[Tensor, "change text layer head"]:
-        """The mean over rows."""
         return self._sums / self._rows[:, None, None]
 
 
@@ -87,7 +86,6 @@ class Judging:
     """The number of tokens with logits that fit into the memory."""
 
     def of(self, output: Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
-        """The metric of every copy of every text."""
         if judge.compute is not None or judge.of_output:  # which need the full output, not only rows of logits
             if output is self.clean:
                 judge.require_own_texts(self._logits(output, 0), self.queries)

@@ -50,7 +50,6 @@ class PromptPairs:
     def values(
         self, model: HookedModel, at: str, layers: Sequence[int], *, corrupted: bool = False
     ) -> dict[int, Values]:
-        """Returns the activations of the clean or corrupted run at a point, by layer."""
         return self.values_at(model, {at: layers}, corrupted=corrupted)[at]
 
     def values_at(

@@ -161,7 +161,6 @@ class HeldLayers(Generic[Kind, Value]):
 
     @classmethod
     def of(cls, state: State, run: Run) -> "HeldLayers[Kind, Value]":
-        """The held layers of the reducer with this state."""
         held: HeldLayers[Kind, Value] = run.between.setdefault((id(state["classes"]), cls), cls())
         return held
 
@@ -172,6 +171,5 @@ class HeldLayers(Generic[Kind, Value]):
         return self._by_kind.pop(kind) if (len(layers) + 1) * size > block_bytes(device) else {}
 
     def rest(self) -> Iterator[tuple[Kind, dict[int, Value]]]:
-        """The layers that are left, kind by kind."""
         while self._by_kind:
             yield self._by_kind.popitem()

@@ -300,7 +300,6 @@ class RowMeans(TextResult, Summed):
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
         return f"{self._opening}Means over the rows of {self._texts}."
 
     @property

@@ -46,7 +46,6 @@ class Summed(OfLayers):
 
     @classmethod
     def of(cls, state: State, source: Source, **more: Any) -> Self:
-        """The result for a state."""
         return cls(
             layers=source.layers,
             n_layers=len(source.stack.places),

@@ -58,7 +58,6 @@ class Swept:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing."""
         return not bool(self.after.isnan().any())
 
 
@@ -234,7 +233,6 @@ def prompts_of(parts: Sequence[CorpusBatch], model: HookedModel) -> list[Tokeniz
 def judge_of(
     model: HookedModel, parts: Sequence[CorpusBatch], metric: MetricLike, answers: Answers, against: Answers
 ) -> Metric:
-    """A metric for these texts (`Metric.of`)."""
     prompts = None if answers is None else prompts_of(parts, model)
     return Metric.of(model, metric, answers, against, sum(len(part.documents) for part in parts), prompts)
 
@@ -258,7 +256,6 @@ class Record:
         return Entry(self.values, self.written, "")
 
     def put(self, measurements: "Measured") -> None:
-        """Records the measurements under some changes on some texts."""
         documents, rows, after = measurements.documents, torch.tensor(measurements.group), measurements.after
         self.values["before"][documents] = measurements.before
         for name, values in (("after", after.metric), ("shift", after.shift), ("keyless", after.keyless)):

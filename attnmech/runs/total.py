@@ -32,7 +32,6 @@ class Covered:
 
     @classmethod
     def of(cls, part: CorpusBatch) -> "Covered":
-        """A single batch."""
         first = int(part.documents.min())
         return cls(1, range(first, first + len(part.documents)), part.truncated, part.digest)
 
@@ -82,7 +81,6 @@ class Total:
         self.fresh = self.states is not None
 
     def entry(self) -> Entry:
-        """The entry for the journal."""
         tensors = tensors_of(self.states or ())
         if self.left_out:
             tensors[_LEFT_OUT] = torch.tensor(self.left_out)

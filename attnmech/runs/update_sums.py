@@ -65,7 +65,6 @@ class UpdateSums(Reducer):
         return {"towards": towards, "logit_unit": self.towards.unembedding.unit}
 
     def start(self, run: Run) -> State:
-        """The rows of every layer, empty."""
         batch = run.batch.queries(run.stack.label)
         texts, rows = batch.ids.shape
         heads, layers = run.n_heads, run.n_layers

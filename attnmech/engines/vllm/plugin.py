@@ -20,8 +20,6 @@ class Endpoints:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes."""
-
         @app.post(PATH + "/start")
         async def start(request: Request) -> None:
             tokenizer = self._client.get_tokenizer() if not self._client.model_config.skip_tokenizer_init else None

@@ -108,7 +108,6 @@ class Hooks:
         return run
 
     def scale(self, factors: Sequence[tuple[int, int, float]]) -> None:
-        """Sets the factors of heads."""
         if self.watch is not None:
             raise InputError("heads cannot be scaled while the engine is watched; scale first, then watch.")
         workers = self.worker.vllm_config.parallel_config.tensor_parallel_size

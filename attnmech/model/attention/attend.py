@@ -168,7 +168,6 @@ class _Layer:
 
     @cached_property
     def change_of_values(self) -> Float[Tensor, "batch head key d_value"] | None:
-        """The values that each head reads minus v; None if none differ."""
         if self.changes is None:
             return None
         return self.changes.change_of_values(self.v, self.q.shape[1], self.site.keys_batch)
@@ -202,7 +201,6 @@ class _Layer:
         return scores
 
     def edited(self, attention: Attention, removed: Tensor | None, rows: range) -> Attention:
-        """The attention after interventions and hooks on its pattern."""
         site, pattern, at_sink = self.site, attention.pattern, attention.at_sink
         if self.changes is not None and self.changes.edits_pattern:
             pattern, at_sink = self.changes.on_pattern(
@@ -286,11 +284,9 @@ class Site:
     """Whether a gate makes z only after the attention."""
 
     def point(self, name: str) -> str:
-        """The full name of a point of this stack: "pattern", or "cross.pattern" in a model with several stacks."""
         return full_name(self.stack, name)
 
     def wants(self, name: str) -> bool:
-        """Whether a point of this layer is edited or captured."""
         return self.in_force.wants(self.point(name), self.layer)
 
     def visit(self, name: str, value: Tensor) -> Tensor:
@@ -299,12 +295,10 @@ class Site:
 
     @property
     def queries_batch(self) -> Batch:
-        """The batch whose tokens are the queries."""
         return self.in_force.under_way.batch.queries(self.stack)
 
     @property
     def keys_batch(self) -> Batch:
-        """The batch whose tokens are the keys."""
         return self.in_force.under_way.batch.keys(self.stack)
 
 

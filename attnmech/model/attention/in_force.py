@@ -61,7 +61,6 @@ class Part:
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
 
     def runs(self, block: int) -> bool:
-        """Whether the pass runs a block."""
         return self.start <= block < self.stop
 
 
@@ -238,12 +237,10 @@ class InForce:
 
     @property
     def running(self) -> bool:
-        """Whether a pass of this model is under way."""
         return any(now.in_force is self for now in _passes())
 
     @property
     def under_way(self) -> Pass:
-        """The current pass."""
         now = _under_way.get()
         assert now is not None
         return now
@@ -265,7 +262,6 @@ class InForce:
             _under_way.set(wanted.outer)
 
     def passes_by(self, block: int) -> bool:
-        """Whether the pass skips a block."""
         part = self.under_way.part
         return part is not None and not part.runs(block)
 
@@ -283,7 +279,6 @@ class InForce:
         return self.edits(name, layer) or self.under_way.keeps((name, layer))
 
     def edits(self, name: str, layer: int | None) -> bool:
-        """Whether this point is edited."""
         here, now = (name, layer), self.under_way
         return here in now.edits or here in now.applied.at_points
 
@@ -330,7 +325,6 @@ class InForce:
             balance.hold(kind, stack, layer, value)
 
     def note(self, **facts: Any) -> None:
-        """Adds to the notes on the current layer."""
         now = self.under_way
         now.notes = replace(now.notes, **facts)
 

@@ -63,7 +63,6 @@ class Notes:
 
     @property
     def key_norm(self) -> FrozenNorm | None:
-        """The norm of the keys."""
         return None if self.make_key_norm is None else self.make_key_norm()
 
     def joined(self, join: Callable[[str, Tensor], Tensor]) -> "Notes":

@@ -67,7 +67,6 @@ class Product:
     is_pattern: bool = False
 
     def value(self) -> Tensor:
-        """Computes the product."""
         scores = self.factor * (self.left @ self.right)
         scores = scores if self.by_head is None else _unflattened(scores, self.by_head)
         for term in self.added:
@@ -466,11 +465,9 @@ class Watching(Taker):
         self._under_way: list[nn.Module] = []
 
     def entering(self, module: nn.Module, args: Any) -> None:
-        """Hook: notes that a module's call begins."""
         self._under_way.append(module)
 
     def leaving(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Hook: notes that a module's call ends."""
         self._under_way.pop()
 
     def take(self, made: Product, values: Tensor) -> Tensor:

@@ -115,17 +115,14 @@ class FirstDisentangledAttention(DisentangledAttention):
 
     @property
     def products(self) -> int:
-        """The number of products in a score, as the model counts them."""
         return 1 + len(self.kinds)
 
     @staticmethod
     def span_of(original: nn.Module) -> int:
-        """Half the number of rows of the embedding of relative positions."""
         return int(original.max_relative_positions)  # type: ignore[arg-type]
 
     @property
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The projections of relative positions to keys and to queries; None for one that the model lacks."""
         return self._of_kinds("pos_proj", "pos_q_proj")
 
 
@@ -146,7 +143,6 @@ class _Part(_Projection):
 
     @property
     def weight(self) -> Float[Tensor, "d_out d_in"]:
-        """This part of the fused matrix."""
         by_part = rearrange(
             matrix_of(self.fused), "d_in (head qkv d_head) -> qkv (head d_head) d_in", head=self.heads, qkv=3
         )
@@ -289,5 +285,4 @@ class _ByHead(_Projection):
 
     @property
     def bias(self) -> Float[Tensor, " d_out"] | None:
-        """As nn.Linear stores it."""
         return None if self.by_head is None else self.by_head.flatten()

@@ -60,7 +60,6 @@ class PackedProjection(nn.Module):
 
     @property
     def bias(self) -> Float[Tensor, " d_out"] | None:
-        """As torch will use it in the next pass."""
         of, number = self._of[0], self._number
         if of.in_proj_bias is None:
             return None
@@ -209,7 +208,6 @@ class OurMultiheadAttention(nn.Module):
 
     @property
     def heads(self) -> int:
-        """The number of heads."""
         return int(self.original.num_heads)
 
     def _by_text(self, value: Tensor, *, batched: bool) -> Float[Tensor, "batch position features"]:

@@ -33,7 +33,6 @@ _TRIED: Final = 3  # the length of the text on which the numbering of positions 
 
 
 def token_embedding(model: PreTrainedModel) -> Tensor:
-    """The token embedding W_E."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return weight

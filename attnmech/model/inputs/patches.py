@@ -36,7 +36,6 @@ class Lines:
 
     @property
     def count(self) -> int:
-        """The number of windows."""
         return (self.length - self.window) // self.step + 1
 
     def showing(self, number: int) -> range:

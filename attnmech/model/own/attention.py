@@ -66,7 +66,6 @@ class ProductCall:
         return cls(query, key, value, query.shape[-1] ** -0.5 if scale is None else float(scale), masked)
 
     def attended(self, site: Site) -> Float[Tensor, "batch head query d_value"]:
-        """Computes z by `attend`."""
         z = attend(
             self.q, unexpanded(self.k, site.kv_heads), unexpanded(self.v, site.kv_heads), scale=self.scale,
             position=self.masked.position, mask=self.masked.rule, site=site,
@@ -163,7 +162,6 @@ class DescribedAttention(StandIn):
         return (merged, *(None for _ in range(self.returns - 1))) if self.returns else merged
 
     def masked(self, *args: Any, **kwargs: Any) -> tuple[Float[Tensor, "batch position d_model"], Masked]:
-        """The input of the attention, and its mask."""
         arguments = self._signature.bind(*args, **kwargs).arguments
         x = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
         mask, length = arguments.get(self._mask) if self._mask else None, x.shape[1]

@@ -120,7 +120,6 @@ class CallForm:
         return rows
 
     def texts(self, rows: Mapping[str, Tensor]) -> int:
-        """The number of texts."""
         return max((len(value) for name, value in rows.items()), default=1)
 
     def arguments(self, rows: Mapping[str, Tensor]) -> Arguments:

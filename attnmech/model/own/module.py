@@ -163,7 +163,6 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
 
 
 def blocks_of(stack: str) -> str:
-    """The name of a stack's list of blocks."""
     return f"attnmech_{stack or 'self'}_blocks"
 
 
@@ -200,7 +199,6 @@ class EachUse(nn.Module):
             return getattr(next(iter(self._modules["uses"].children())), name)  # type: ignore[union-attr]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the next copy."""
         calls = _CALLS.get()
         number = calls.get(id(self), 0)
         calls[id(self)] = number + 1

@@ -41,12 +41,10 @@ class Use:
 
     @property
     def texts(self) -> int:
-        """The number of sequences."""
         return len(self.z)
 
     @property
     def queries(self) -> int:
-        """The number of queries."""
         return self.z.shape[1]
 
     @property

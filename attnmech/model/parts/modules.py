@@ -10,7 +10,6 @@ from ...errors import UnsupportedModelError
 
 
 def has_module(root: nn.Module, path: str) -> bool:
-    """Whether there is a module at a dotted path."""
     try:
         root.get_submodule(path)
     except AttributeError:
@@ -41,14 +40,12 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def stream_of(args: Any, kwargs: Any) -> Tensor:
-    """The input stream of a block."""
     stream = args[0] if args else kwargs[_stream_name(kwargs)]
     assert isinstance(stream, torch.Tensor)
     return stream
 
 
 def with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
-    """The arguments of a block with its stream changed."""
     if args:
         return (change(args[0]), *args[1:]), kwargs
     name = _stream_name(kwargs)
@@ -56,7 +53,6 @@ def with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> t
 
 
 def with_first(output: Any, first: Tensor) -> Any:
-    """The output with its first tensor replaced."""
     return first if isinstance(output, torch.Tensor) else (first, *output[1:])
 
 

@@ -153,7 +153,6 @@ def texts_of_pieces(pieces: Pieces) -> tuple[str, ...]:
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
-    """The labels of token ids."""
     return texts_of_pieces([read_piece(tokenizer, token) for token in ids])
 
 

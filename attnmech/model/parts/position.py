@@ -254,11 +254,9 @@ class Rotation:
         return self.form(x, self.cos, -self.sin)
 
     def at(self, places: slice) -> "Rotation":
-        """The rotation of some positions only."""
         return Rotation(self.form, self.cos[:, :, places], self.sin[:, :, places])
 
     def on(self, device: torch.device) -> "Rotation":
-        """The rotation with its tables on another device."""
         return Rotation(self.form, self.cos.to(device), self.sin.to(device))
 
     def wavelengths(self, d_head: int) -> Float64[Tensor, " d_head"]:

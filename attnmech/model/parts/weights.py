@@ -154,7 +154,6 @@ class Expanded:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the projections within the attention module."""
         return (self.q, self.kv, self.latent.projection)
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
@@ -252,7 +251,6 @@ def has_matrix(module: nn.Module) -> bool:
 
 
 def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
-    """A projection's bias, None if it has none."""
     bias = _as_used(module, "bias")
     return bias if isinstance(bias, torch.Tensor) else None
 

@@ -25,7 +25,6 @@ from .probe import Compared, Probe, ProbeRun, Statement, by_row, norm_of, plain_
 
 
 def sum_with_attention(probe: Probe) -> Check | Statement:
-    """`resid_mid` is the stream plus what attention (and a mixer, if there is one) writes."""
     mixes = bool(probe.plan.mixer)
     statement = f"resid_pre + attn_out{' + mixer_out' if mixes else ''} = resid_mid"
     if probe.plan.mid_norm is None:
@@ -56,7 +55,6 @@ def mlp_statement(probe: Probe) -> tuple[str, tuple[str, ...]]:
 
 
 def sum_with_mlp(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """`resid_post` is the stream plus what the MLP writes."""
     if probe.plan.mid_norm is not None:
         middle = [probe.at(run, "resid_mid", layer)]
     else:
@@ -91,7 +89,6 @@ def block_end(
 
 
 def chained_layers(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """`resid_pre` is `resid_post` of the layer before."""
     before = probe.stack.before(layer)
     if before in run.layers[probe.stack.label]:
         left = probe.at(run, "resid_post", before)
@@ -103,7 +100,6 @@ _ROWS: Final = 256  # the rows of a pattern that are compared at a time
 
 
 def sum_of_terms(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """Scores are the sum of the ledger's terms."""
     block = probe.block(run, layer)
     audit = ScoreAudit(probe.model.stacks, block, run.values[probe.stack.point("attn_in"), layer], block.visible)
     audit.add(block)
@@ -112,7 +108,6 @@ def sum_of_terms(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
 
 
 def softmax_of_scores(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """The pattern is the softmax of the scores, and rows sum to 1 minus a sink's mass."""
     sink = probe.block(run, layer).sink
     whole_scores, whole_pattern = (probe.at(run, name, layer) for name in ("scores", "pattern"))
     for first in range(0, whole_pattern.shape[2], _ROWS):
@@ -130,7 +125,6 @@ def softmax_of_scores(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compa
 
 
 def hidden_keys(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """The pattern is 0 where a key is hidden."""
     pattern, seen = probe.at(run, "pattern", layer), probe.block(run, layer).visible
     # Padding may see itself (XLNet).
     padding = ~run.real_keys(probe.stack.label)[:, None, None, :] & run.real(probe.stack.label)[:, None, :, None]
@@ -160,7 +154,6 @@ def normed_stream(
 
 
 def crossed_states(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """Keys and values of cross-attention come from the encoder's final stream, normed."""
     encoder = probe.model.stacks["encoder"]
     norm = encoder.architecture.final_norm
     if "encoder" not in run.layers:  # a run of recordings that were encoded before
@@ -175,7 +168,6 @@ def crossed_states(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared
 
 
 def projected(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """q, k and v are W times their input, plus b."""
     steps = steps_rounding(probe.model.dtype)
     w, notes = probe.stack.weights(layer), probe.block(run, layer).notes
     inputs = notes.inputs(probe.at(run, "attn_in", layer))
@@ -204,7 +196,6 @@ def _normed_values(probe: Probe, run: ProbeRun, layer: int, value: Tensor, keep:
 
 
 def latent_values(layout: Expanded, probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """Latents are norms of columns of `attn_in` W + b."""
     notes = probe.block(run, layer).notes
     for latent, captured in ((layout.latent, notes.latent), (layout.query_latent, notes.query_latent)):
         if latent is None:
@@ -222,7 +213,6 @@ _Checks: TypeAlias = Iterator[Statement | tuple[str, Callable[[], Check | Statem
 
 
 def layer_checks(probe: Probe) -> _Checks:
-    """The checks of a stack's layers, in order."""
     yield from _of_inputs(probe)
     yield from _of_positions(probe)
     yield from _of_attention(probe)

@@ -38,7 +38,6 @@ def gate_values(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
 
 
 def gate_limit(probe: Probe) -> float:
-    """The tolerance for a gate."""
     return probe.of_norms if isinstance(probe.plan.gate, NormGate) else probe.local
 
 

@@ -24,7 +24,6 @@ _EAGER: Final = "attentions of plain transformers (eager)"
 
 
 def same_streams(probe: Probe) -> Check | Statement:
-    """`resid_pre` is transformers' hidden state."""
     statement = "resid_pre = hidden states of plain transformers"
     handed = _handed(probe, "streams", probe.passes.states)
     if isinstance(handed, str):
@@ -43,7 +42,6 @@ def same_streams(probe: Probe) -> Check | Statement:
 
 
 def same_patterns(probe: Probe) -> Check | Statement:
-    """The pattern is what transformers' eager attention returns."""
     statement = f"pattern = {'weights of nn.MultiheadAttention' if probe.model.is_own else _EAGER}"
     if probe.plan.trusted == "sdpa":
         return Check.untried("attentions", statement, "eager attention computes something else here")

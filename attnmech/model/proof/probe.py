@@ -90,7 +90,6 @@ class ProbeRun:
         return self.batch.queries(stack).mask
 
     def real_keys(self, stack: str) -> Bool[Tensor, "batch position"]:
-        """True at the real key tokens."""
         return self.batch.keys(stack).mask
 
 
@@ -261,7 +260,6 @@ class Probe:
 
     @property
     def edited_by_pass(self) -> list[list[int]]:
-        """The edited layers, those of each pass."""
         step = self._edited_at_once
         return [self.edited[first : first + step] for first in range(0, len(self.edited), step)]
 
@@ -277,11 +275,9 @@ class Probe:
 
     @property
     def short(self) -> ProbeRun:
-        """The pass over the short probe."""
         return self.passes.runs[0]
 
     def plain_module(self, layer: int, path: str) -> nn.Module:
-        """A module of one block of the plain model, by its dotted path."""
         return plain_module(self.model, self.stack, layer, path)
 
     def plain_by_token(self, batch: Batch) -> list[Tensor]:
@@ -318,7 +314,6 @@ class Probe:
         return made if bias is None else made + bias.to(self.wide)
 
     def block(self, run: ProbeRun, layer: int) -> RowBlock:
-        """The attention of a layer of the stack under proof."""
         return run.blocks[self.stack.label, layer]
 
     def comparable(self, run: ProbeRun, name: str, layer: int | None, value: Tensor) -> Tensor:
@@ -433,7 +428,6 @@ class Statement:
     """Why a layer could not be compared."""
 
     def read(self, probe: Probe, run: ProbeRun, layer: int) -> None:
-        """Compares a layer that has just run."""
         worst = attempt(lambda: worst_of((self.worst, *self.comparisons(probe, run, layer))))
         if isinstance(worst, Exception):  # the certificate reports whatever a broken model raises
             self.error = self.error or worst
@@ -466,7 +460,6 @@ def by_row(value: Tensor, tolerance: float) -> Tensor:
 
 
 def norm_of(value: Tensor, dim: int = -1) -> Tensor:
-    """The length of each vector."""
     norms: Tensor = torch.linalg.vector_norm(value, dim=dim)
     return norms
 

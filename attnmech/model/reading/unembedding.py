@@ -85,7 +85,6 @@ class Unembedding:
         return reciprocal_rms(centred, self.epsilon) if self.has_norm else torch.ones_like(centred[..., 0])
 
     def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
-        """The logits of the final stream."""
         normed = self._normed(stream)
         uncapped = normed.new_empty(*normed.shape[:-1], len(self.W_U))
         for place, rows in self._rows():

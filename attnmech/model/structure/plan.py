@@ -72,7 +72,6 @@ def described(module: nn.Module, plan: Architecture) -> Architecture:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """A model without its wrappers."""
     parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
     wrapped = getattr(model, "module" if parallel else "_orig_mod", None)
     return unwrapped(wrapped) if isinstance(wrapped, nn.Module) else model

@@ -41,7 +41,6 @@ class Signal:
 
     @property
     def reads(self) -> Kind:
-        """What the model reads."""
         return KINDS[self.argument]
 
     @property

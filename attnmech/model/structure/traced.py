@@ -73,7 +73,6 @@ class Trace:
     _ticks: int = 0
 
     def tick(self) -> int:
-        """The next number in the order of calls."""
         self._ticks += 1
         return self._ticks
 
