@@ -13,7 +13,7 @@ from ...draw.figure import Figure
 from ...draw.style import FIGURE_STYLE, NEUTRAL
 from ...draw.text import html_text
 from ...maths.ranks import rank_correlation
-from .distances import weighted_correlation
+from .formulas import weighted_correlation
 from .projections import METRICS, trustworthiness
 from .token_pairs import Pairs, drawn
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.random import Philox
 from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, member, option, optional_flag, shown, whole_number
@@ -19,13 +20,15 @@ from ...draw.figure_page import table_html
 from ...draw.section import Section
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
-from ...model.inputs.encoder import Ids, Inputs
+from ...model.inputs.encoder import Encoder, Ids, Inputs
+from ...model.inputs.encoders import tokenized
+from ...model.inputs.images import ImageEncoder
 from ...model.parts.hashes import batch_hash
+from ...model.parts.pieces import Tokenized
 from ...model.run.hooked import HookedModel, require_model
+from ...runs.corpus import CorpusBatch, batches
 from ...runs.progress import steps
 from ...runs.token_types import token_types
-from .chosen_texts import TOKENS, ChosenTexts, choose_texts
-from .embedded_head import Plan
 from .embedded_points import EmbeddedPoints
 from .formulas import ScaleAndShift
 from .numbers import NUMBERS
@@ -33,7 +36,7 @@ from .page import embedding_section, embedding_view
 from .patch_images import patch_images
 from .pictures import AFTER, after_projection
 from .projections import CANNOT_PLACE, PROJECTIONS, Place, Projecting, require_installed
-from .sums import Embedder, in_threads
+from .sums import Embedder, Plan, in_threads
 from .token_pairs import Tokens, sampled
 
 KEPT_BYTES: Final = 2**30
@@ -43,6 +46,9 @@ CARRIED_BYTES: Final = 2**25
 """The most memory that the whole patterns of a few texts may take, in bytes."""
 
 _CARRIED: Final = 8
+
+TOKENS: Final = 2**14
+"""The smallest number of tokens of a corpus that are run, if it has that many."""
 
 
 @public
@@ -168,13 +174,13 @@ def _embedded(
         )
     layers = tuple(dict.fromkeys(layer for layer, _ in plan.heads))
     model.points.resolve([of_stack.point(name) for name in ("scores", "pattern")], layers, model.refused)
-    chosen = _texts(model, inputs, plan)
-    batch = chosen.batch.queries(of_stack.label)
+    whole, documents, texts_seen = _texts(model, inputs, plan)
+    batch = whole.queries(of_stack.label)
     tokens = Tokens.of(batch)
-    places = sampled(tokens, torch.tensor(chosen.documents), plan.sample, plan.seed)
+    places = sampled(tokens, torch.tensor(documents), plan.sample, plan.seed)
     _check(plan, len(places), of_stack.d_head, model.dtype)
     embedder = Embedder(plan, batch, places, _carried(batch, len(plan.heads)), of_stack.label)
-    model.forward(chosen.batch, rows=[embedder], layers=[(of_stack.label, layer) for layer in layers])
+    model.forward(whole, rows=[embedder], layers=[(of_stack.label, layer) for layer in layers])
     pictures = {name: _picture(name, plan, embedder, fitted) for name in plan.projections}
 
     def of_heads(field_name: str) -> Tensor:
@@ -188,7 +194,7 @@ def _embedded(
     options = {
         "heads": [list(place) for place in plan.heads], "projection": list(plan.projections), "dims": plan.dims,
         "shift": plan.shift, "scale": plan.scale, "geometry": plan.geometry, "sample": plan.sample,
-        "perplexity": plan.perplexity, "seed": plan.seed, "bos": chosen.batch.bos,
+        "perplexity": plan.perplexity, "seed": plan.seed, "bos": whole.bos,
         "stack": of_stack.label or "self",
     }  # fmt: skip
     return JointEmbedding(
@@ -208,8 +214,8 @@ def _embedded(
         lengths=batch.lengths.cpu(),
         special=embedder.sample.of_each(batch.is_special).cpu(),
         types=embedder.sample.of_each(token_types(batch)).cpu(),
-        documents=chosen.documents,
-        texts_seen=chosen.seen,
+        documents=documents,
+        texts_seen=texts_seen,
         pairs=tuple(len(embedder.all_pairs[layer]) for layer in layers),
         all_pairs=all(layer_pairs.whole for layer_pairs in embedder.all_pairs.values()),
         vectors=of_heads("vectors"),
@@ -232,11 +238,11 @@ def _embedded(
         sink=embedder.sink,
         images=patch_images(model, batch, embedder.sample),
         types_of_heads=(),
-        provenance=model.provenance(batch_hash(chosen.batch), batch.tokens, options),
+        provenance=model.provenance(batch_hash(whole), batch.tokens, options),
     )
 
 
-def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan) -> ChosenTexts:
+def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan) -> tuple[Batch, tuple[int, ...], int]:
     known = isinstance(inputs, (str, Ids, Mapping, Batch, Sequence)) or hasattr(inputs, "__array__")
     if isinstance(inputs, Iterable) and not known:
         return choose_texts(
@@ -247,7 +253,7 @@ def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan) ->
         raise InputError("`truncate` needs an iterator of texts, such as iter(texts).")
     batch = model.encode(cast(Inputs, inputs), bos=plan.bos)
     batch.require_text_alone("embedded")
-    return ChosenTexts(batch, tuple(range(len(batch.ids))), len(batch.ids))
+    return batch, tuple(range(len(batch.ids))), len(batch.ids)
 
 
 def _check(plan: Plan, tokens: int, d_head: int, dtype: torch.dtype) -> None:
@@ -385,3 +391,44 @@ class JointEmbedding(EmbeddedPoints):
         except InputError:  # the figures of one head, because the view is too large
             return super()._repr_html_()
         return f"{shown}<details><summary>The numbers</summary>{table_html(self.to_frame())}</details>"
+
+
+def choose_texts(
+    model: HookedModel, inputs: Iterable[Inputs], *, tokens: int, seed: int, bos: bool | None, truncate: bool
+) -> tuple[Batch, tuple[int, ...], int]:
+    """Takes the first texts of a corpus in a random order, up to `tokens` tokens and at least one text: the batch,
+    their numbers in the corpus, and the number of texts in it.
+
+    The order depends only on the seed and on each text's content. Only the token ids of texts that may still be chosen
+    are stored, so memory does not grow with the corpus.
+    """
+    kept: list[tuple[int, int, int, Tensor | Tokenized]] = []
+    """The rank, number, length and content of each text."""
+    total = seen = 0
+    for part in batches(inputs, model, truncate=truncate, bos=bos):
+        seen += len(part.documents)
+        numbers = (numbers.tolist() for numbers in (part.batch.digests, part.documents, part.batch.lengths))
+        for digest, number, length, content in zip(*numbers, _contents(part, model), strict=True):
+            kept.append((int(Philox(key=[seed, digest % 2**64]).random_raw()), number, length, content))
+            total += length
+        kept.sort(key=lambda entry: entry[:2])
+        while total > tokens and len(kept) > 1:
+            total -= kept.pop()[2]
+    kept.sort(key=lambda entry: entry[1])
+    contents: list[Any] = [entry[-1] for entry in kept]
+    encoder = model.encoder
+    batch = encoder.padded(contents) if isinstance(encoder, Encoder) else model.encode(torch.stack(contents))
+    return batch, tuple(entry[1] for entry in kept), seen
+
+
+def _contents(part: CorpusBatch, model: HookedModel) -> Sequence[Tensor | Tokenized]:
+    batch = part.batch
+    batch.require_text_alone("embedded")
+    images = isinstance(model.encoder, ImageEncoder)
+    own_target = batch.target is not None and batch.target.ids.shape[1] > 1
+    if not images and (batch.extra or own_target):
+        raise InputError(
+            "an iterator for a joint embedding must yield only texts or token ids; pass inputs with further "
+            "tensors, such as token types or a decoder's tokens, as one mapping."
+        )
+    return list(batch.extra["pixel_values"].cpu()) if images else tokenized(model.encoder, batch)

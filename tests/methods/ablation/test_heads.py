@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.methods.joint_embedding.chosen_texts import choose_texts
+from attnmech.methods.joint_embedding.result import choose_texts
 from attnmech.model.parts.modules import submodule
 
 LIKELY: dict[str, Any] = {"metric": "log_probability"}
@@ -302,7 +302,7 @@ def test_donors_and_chosen_texts_do_not_depend_on_the_order_of_texts() -> None:
     reference = [models.token_ids("llama", batch=1, length=length, seed=30 + length)[0] for length in range(5, 12)]
     others = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=2)
     choose = partial(choose_texts, hooked, tokens=60, seed=2, bos=None, truncate=False)
-    chosen = set(choose(iter(ids)).documents)
+    chosen = set(choose(iter(ids))[1])
     for seed in range(3):
         order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
         shuffled = [ids[place] for place in order]
@@ -310,4 +310,4 @@ def test_donors_and_chosen_texts_do_not_depend_on_the_order_of_texts() -> None:
         assert torch.allclose(found.after[1, 2], expected.after[1, 2][order], rtol=1e-6)
         again = am.ablate_heads(hooked, shuffled, [(1, 2)], "resample", reference=reference[::-1], draws=2)
         assert torch.allclose(again.after[1, 2], others.after[1, 2][order], rtol=1e-6)
-        assert {int(order[number]) for number in choose(iter(shuffled)).documents} == chosen
+        assert {int(order[number]) for number in choose(iter(shuffled))[1]} == chosen

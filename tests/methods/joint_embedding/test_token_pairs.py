@@ -11,8 +11,7 @@ from models import hooked
 from scipy.stats import spearmanr
 
 from attnmech.methods.joint_embedding import token_pairs
-from attnmech.methods.joint_embedding.distances import row_rank_correlation, weighted_correlation
-from attnmech.methods.joint_embedding.formulas import spread_ratio
+from attnmech.methods.joint_embedding.formulas import row_rank_correlation, spread_ratio, weighted_correlation
 from attnmech.methods.joint_embedding.sums import in_threads
 from attnmech.methods.joint_embedding.token_pairs import Pairs, Tokens, sampled, visible_pairs
 
