@@ -48,7 +48,7 @@ interface Attnmech {
   shared: Shared;
 }
 
-/** What page.js takes of attnmech's own script. */
+/** What a page's module takes of attnmech's own script. */
 interface Shared {
   unpack(packed: Packed): Promise<Unpacked>;
   unpackTexts(codes: string): Promise<string[]>;

@@ -2,7 +2,7 @@
 
 A `Chart` is a plotly figure in which some properties are left open. A `Slot` names one of these properties and has its
 values for every choice of layer, head, rank, query, …; `Chart.figure(layer=2, head=6)` fills them in. A page contains
-the figure and the arrays, and page.js fills the slots when a reader chooses.
+the figure and the arrays, and page_numbers.js fills the slots when a reader chooses.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Packs arrays for a page: 16 or 8 bits per number, scaled within each head, compressed, as base64.
 
 value = low + step · code, with one low and one step for each (layer, head): with 16 bits, the rounding error is at
-most half a step, 1/131068 of the head's range. The highest code means "no value" (NaN, or key -1). shared.js reads it.
+most half a step, 1/131068 of the head's range. The highest code means "no value" (NaN, or key -1). numbers.js reads it.
 """
 
 import json

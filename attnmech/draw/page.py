@@ -1,7 +1,7 @@
 """An offline HTML page about a model's heads, on one text or over a corpus, with the sections that methods describe.
 
 The page loads nothing: the scripts, the numbers and the style are all in the one file, compressed, and its content
-security policy lets no other script run and no request leave. Python makes each figure once; page.js fills in the
+security policy lets no other script run and no request leave. Python makes each figure once; its script fills in the
 numbers and sentences of the reader's choices when they scroll into view.
 """
 
@@ -124,21 +124,18 @@ def render_parts(
 def _document(
     pages: Sequence[Page], before: str = "", *, reads_files: bool = False, awaited: str = "", **values: Any
 ) -> str:
-    """The whole document, with style, security policy and scripts; the script `before` runs before page.js."""
-    carried, page = _carried(pages), scripts.package_text("page.js")
+    """The whole document, with style, security policy and scripts; the script `before` runs before the page's."""
+    carried, page = _carried(pages), "\n".join(map(scripts.package_text, scripts.PAGE))
     boot = "\n".join(filter(None, (scripts.boot(), before, scripts.package_text("theme.js"))))
     renewal = scripts.package_text("renewal.js")
+    run = (renewal, boot, page, *(script.text for script in carried))
     crosses = any(shown.view is not None and shown.view.crosses for shown in pages)
     marks = marks_for(TEXT) | (marks_for(TEXT, crosses=True) if crosses else {})
     colours = "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items())
     return str(
         rendered(
             "page.html",
-            policy=scripts.content_policy(
-                *(renewal, boot, page, *(script.text for script in carried)),
-                reads_files=reads_files,
-                reads_itself=bool(awaited),
-            ),
+            policy=scripts.content_policy(*run, reads_files=reads_files, reads_itself=bool(awaited)),
             awaited=awaited,
             style=Markup(f"{scripts.package_text('page.css')}:root{{{colours}}}"),
             carriers=Markup(scripts.carriers(carried)),
@@ -186,7 +183,7 @@ def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
     further = {script.name: script for view in views for script in view.libraries}
     charts = [figure.template if isinstance(figure, Chart) else figure for figure in drawn]
     traces = {str(trace.type) for chart in charts if isinstance(chart, go.Figure) for trace in chart.data}
-    types = traces - {"table"}  # page.js draws tables
+    types = traces - {"table"}  # page_figures.js draws tables
     plotly = [scripts.plotly_for(types)] if types else []
     return [scripts.views(), scripts.heads(), *({script.name: script for script in plotly} | further).values()]
 

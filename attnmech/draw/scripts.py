@@ -15,8 +15,16 @@ from importlib.resources.abc import Traversable
 
 from .text import json_for_script
 
-VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js")
-"""The files of attnmech's own script."""
+VIEWS = (
+    *("shared.js", "numbers.js", "plotly_drawing.js", "attention_weights.js", "token_words.js", "token_picker.js"),
+    *("plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js"),
+    *("map_pixels.js", "all_heads_words.js", "small_maps.js", "large_map.js", "all_heads.js"),
+)
+PAGE = (
+    *("page_data.js", "page_numbers.js", "page_figures.js", "page_views.js", "page_tokens.js", "page_choices.js"),
+    "page.js",
+)
+"""The files of attnmech's own script, and of the module of a page: each joined in this order."""
 
 SHARED = (
     "MOST_ASPECT", "NO_VALUE", "announce", "checkbox", "codesOf", "colourOf", "contextOf", "counting", "drawPlotly",
@@ -24,7 +32,7 @@ SHARED = (
     "patternsIn", "patternsOf", "percent", "pointerBox", "range", "selector", "signed", "sizeCanvas", "slider",
     "suitBackground", "unpack", "unpackTexts",
 )  # fmt: skip
-"""The names in that script that page.js and the scripts of methods use."""
+"""The names in attnmech's own script that pages and the scripts of methods use."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,8 @@ class Script:
         return f'<script type="text/plain" data-attnmech="{self.name}">{packed}</script>'
 
 
-CARTESIAN = frozenset(
-    (
-        *("bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image"),
-        *("pie", "scatter", "scatterternary", "violin"),
-    )
-)
+CARTESIAN = frozenset(("bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image"))
+CARTESIAN |= {"pie", "scatter", "scatterternary", "violin"}
 """The types of traces that plotly.js's cartesian build draws."""
 
 

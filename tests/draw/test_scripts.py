@@ -3,6 +3,7 @@
 import re
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
@@ -49,3 +50,10 @@ def test_a_page_carries_the_whole_only_for_a_figure_that_needs_it(view: ScoreNum
     html = page(view, sections_of(view, Section("One", "reading", {"one": go.Figure(go.Scatter3d())})))
     assert scripts.whole_plotly().carrier in html
     assert scripts.plotly().carrier not in html
+
+
+def test_the_checker_joins_the_same_scripts_in_the_same_order() -> None:
+    checker = Path(__file__).parents[2] / ".ci/javascript"
+    assert tuple(re.findall(r"\b(page\w*\.js)\b(?=.* >)", (checker / "package.json").read_text())) == scripts.PAGE
+    views = re.findall(r"attnmech/draw/(\w+\.js)", (checker / "views.json").read_text())
+    assert tuple(views[: len(scripts.VIEWS)]) == scripts.VIEWS
