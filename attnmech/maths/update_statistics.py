@@ -28,14 +28,14 @@ class AgainstStream:
     stream: Float[Tensor, "*layers batch position"]
     """‖x‖."""
 
-    @property
+    @cached_property
     def magnitude(self) -> Float[Tensor, "*layers batch head position"]:
-        """‖u‖ / ‖x‖."""
+        """m = ‖u‖ / ‖x‖."""
         return self.norm / self.stream[..., None, :]
 
-    @property
+    @cached_property
     def orientation(self) -> Float[Tensor, "*layers batch head position"]:
-        """cos(u, x)."""
+        """c = cos(u, x)."""
         return cosine(self.product, self.norm, self.stream[..., None, :])
 
 
@@ -116,16 +116,6 @@ class UpdateRows:
     rows: LayerRows
 
     @cached_property
-    def magnitude(self) -> Float[Tensor, "*layers batch head row"]:
-        """m = ‖u‖ / ‖x‖."""
-        return self.written.magnitude
-
-    @cached_property
-    def orientation(self) -> Float[Tensor, "*layers batch head row"]:
-        """c = cos(u, x)."""
-        return self.written.orientation
-
-    @cached_property
     def real(self) -> Bool[Tensor, "*layers batch 1 row"]:
         """The rows of tokens with a nonzero stream."""
         return (self.rows.real & (self.written.stream > 0))[..., None, :]
@@ -157,7 +147,7 @@ class UpdateStatistics:
         meaning="Mean of ‖u‖ / ‖x‖, the update at each row relative to the stream there: figure 7.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real,
-        value=lambda rows: rows.magnitude,
+        value=lambda rows: rows.written.magnitude,
     )
     orientation = RowStatistic(
         label="mean cos(u, x)",
@@ -165,21 +155,21 @@ class UpdateStatistics:
         meaning="Mean of cos(u, x), negative where the head removes part of the stream: figure 8.",
         bounds=(-1.0, 1.0),
         defined=lambda rows: rows.real & (rows.written.norm > 0),
-        value=lambda rows: rows.orientation,
+        value=lambda rows: rows.written.orientation,
     )
     along = RowStatistic(
         label="mean u·x / ‖x‖²",
         meaning="Mean of the update's signed component along the stream, u·x / ‖x‖².",
         bounds=(-math.inf, math.inf),
         defined=lambda rows: rows.real,
-        value=lambda rows: rows.magnitude * rows.orientation,
+        value=lambda rows: rows.written.magnitude * rows.written.orientation,
     )
     across = RowStatistic(
         label="mean ‖u across x‖ / ‖x‖",
         meaning="Mean size of the update's component orthogonal to the stream, in units of ‖x‖.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real,
-        value=lambda rows: rows.magnitude * (1 - rows.orientation**2).clamp_min(0).sqrt(),
+        value=lambda rows: rows.written.magnitude * (1 - rows.written.orientation**2).clamp_min(0).sqrt(),
     )
     target_magnitude = RowStatistic(
         label="mean ‖u‖ / ‖x‖ at the highest key",
@@ -200,21 +190,21 @@ class UpdateStatistics:
         meaning="Mean magnitude on rows that attend most to their own token.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & rows.at_self,
-        value=lambda rows: rows.magnitude,
+        value=lambda rows: rows.written.magnitude,
     )
     magnitude_at_first = RowStatistic(
         label="mean ‖u‖ / ‖x‖ where the<br>first token is highest",
         meaning="Mean magnitude on rows that attend most to the first token: figure 10 claims that it is small.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & rows.at_first,
-        value=lambda rows: rows.magnitude,
+        value=lambda rows: rows.written.magnitude,
     )
     magnitude_elsewhere = RowStatistic(
         label="mean ‖u‖ / ‖x‖ where<br>another key is highest",
         meaning="Mean magnitude on rows that attend most to any other key.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & ~rows.at_first & ~rows.at_self,
-        value=lambda rows: rows.magnitude,
+        value=lambda rows: rows.written.magnitude,
     )
 
 

@@ -51,14 +51,13 @@ class SavesFigures:
         return save_figure(drawn, path, size=size, title=named)
 
     def _figure_title(self, *figure: str, **options: Any) -> str:
-        heading = self._figure_heading
-        model = self._figure_model
+        heading, model = self._heading, self._figure_model
         words = [word.replace("_", " ") for word in (*figure, options.get("figure")) if isinstance(word, str)]
         place = ", ".join(f"{name} {number}" for name, number in self._figure_place(*figure, **options).items())
         return " · ".join(filter(None, (heading, "" if model in heading else model, *words, place)))
 
     @property
-    def _figure_heading(self) -> str:
+    def _heading(self) -> str:
         """The part of the title that says what the figure shows."""
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__)
         return words.capitalize()

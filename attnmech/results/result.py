@@ -258,10 +258,6 @@ class PagedResult(WritesHtml, Result):
         return self._title
 
     @property
-    def _figure_heading(self) -> str:
-        return self._heading
-
-    @property
     def _origin(self) -> dict[str, str]:
         """The origin of the numbers, as shown on the page."""
         return self.provenance.entries

@@ -275,7 +275,9 @@ class Texts:
     def after(self, changes: Sequence[Change], judge: Metric) -> After:
         """The measurements under each of some changes that begin at the same block."""
         if self.engine.through:
-            return self._received().measured(self._at_receivers(changes, self.engine.through), judge)
+            texts = copying.copy(self)
+            texts._source = slice(None)  # the values of these changes are only for these texts
+            return texts.measured(self._at_receivers(changes, self.engine.through), judge)
         return self.measured(changes, judge)
 
     def measured(self, changes: Sequence[Change], judge: Metric) -> After:
@@ -285,12 +287,6 @@ class Texts:
             (self._frozen(changes, keyless), None) if self.engine.frozen else self._recomputed(changes, keyless)
         )
         return After(self._judging.of(output, len(changes), judge), shift, None if keyless is None else keyless.counts)
-
-    def _received(self) -> "Texts":
-        """The same texts, for changes whose values are only for these texts."""
-        texts = copying.copy(self)
-        texts._source = slice(None)
-        return texts
 
     def _at_receivers(self, changes: Sequence[Change], receivers: Receivers) -> list[Change]:
         """Replaces each change by interventions that put the receivers' q, k and v under it into a clean run."""

@@ -203,14 +203,9 @@ class Metric:
             )
 
     def at(self, documents: Int[Tensor, " batch"]) -> "Metric":
-        return replace(
-            self,
-            answers=_some(self.answers, documents),
-            against=_some(self.against, documents),
-            endings=_some(self.endings, documents),
-            hidden=_some(self.hidden, documents),
-            tried=self.tried and bool((documents == 0).any()),
-        )
+        by_text = {name: getattr(self, name) for name in ("answers", "against", "endings", "hidden")}
+        some = {name: of[documents.to(of.device)] for name, of in by_text.items() if of is not None}
+        return replace(self, **some, tried=self.tried and bool((documents == 0).any()))
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
         """True at the tokens whose logits the metric needs."""
@@ -219,11 +214,10 @@ class Metric:
             return mask
         if self.hidden is not None:
             return self.hidden[:, : mask.shape[1]] >= 0
-        last = _last(mask)
         if self.endings is not None:
             return self._before_endings(batch, self.endings)
         if self.name != "loss":
-            return last
+            return batch.at([-1])
         return batch.has_next
 
     def _before_endings(self, batch: Batch, endings: Int[Tensor, "batch longest"]) -> Bool[Tensor, "batch position"]:
@@ -457,16 +451,6 @@ _OF_OUTPUT: Final = {"accuracy": _accuracy, "cross_entropy": _cross_entropy, "ms
 
 def _listed(metrics: Mapping[str, str]) -> str:
     return "; ".join(f"{name!r} ({meaning})" for name, meaning in metrics.items())
-
-
-def _some(values: Tensor | None, documents: Int[Tensor, " batch"]) -> Tensor | None:
-    return None if values is None else values[documents.to(values.device)]
-
-
-def _last(mask: Bool[Tensor, "batch position"]) -> Bool[Tensor, "batch position"]:
-    length = mask.shape[1]
-    place = length - 1 - mask.flip(1).int().argmax(dim=1)
-    return torch.arange(length, device=mask.device) == place[:, None]
 
 
 def _called(name: str) -> str:

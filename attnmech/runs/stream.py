@@ -235,7 +235,11 @@ class Streaming:
                 with meter(inputs, shard, show=progress) as bar:
                     further = _after(_noted(parts, begin), total, bar)
                     if workers is None:
-                        self._go_through(further, total, journal, bar)
+                        now_and_then = Journalling(journal)
+                        for part in further:
+                            total.extend(self.of_part(part.batch, part.documents), Covered.of(part))
+                            bar.advance(part)
+                            now_and_then.write(total)
                     else:
                         workers.stream(self, further, total, journal, bar)
             finally:
@@ -248,13 +252,6 @@ class Streaming:
             provenance = self.model.provenance(total.digest, (), options)
             source = Source(*self._place, total.documents, total.truncated, None, provenance)
             return self._finished(total.states, source)
-
-    def _go_through(self, parts: Iterator[CorpusBatch], total: Total, journal: Journal | None, bar: Meter) -> None:
-        now_and_then = Journalling(journal)
-        for part in parts:
-            total.extend(self.of_part(part.batch, part.documents), Covered.of(part))
-            bar.advance(part)
-            now_and_then.write(total)
 
     def of_part(self, batch: Batch, documents: Int[Tensor, " batch"]) -> list[State]:
         """The state of every reducer after one batch of a corpus."""

@@ -154,7 +154,10 @@ class Sweeps:
         """
         model, provenance, judged = self._model, self.provenance, self._judged
         progress, workers = flag("progress", progress), workers_of(engine)
-        _check_changes(model, changes)
+        interventions = [intervention for change in changes for intervention in change]
+        for intervention in interventions:
+            model.applied(intervention)  # which checks it
+        require_means(interventions, lambda: model.weights_hash)
         tokens = sum(part.batch.ids.numel() for part in judged.parts)
         self._engine.share(changes, tokens, keep=keep and workers is None)
         inputs = len(judged.text_of)
@@ -190,13 +193,6 @@ class Sweeps:
         if "shift" in of_texts:
             of_texts["shift"] = of_texts["shift"].nanmean(dim=1)
         return Swept(documents=self.texts, provenance=provenance, tokens=self.tokens, **of_texts)
-
-
-def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
-    interventions = [intervention for change in changes for intervention in change]
-    for intervention in interventions:
-        model.applied(intervention)
-    require_means(interventions, lambda: model.weights_hash)
 
 
 def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, rest: Mapping[str, Any]) -> dict[str, Any]:

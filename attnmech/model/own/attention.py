@@ -7,8 +7,8 @@ the mask that make it return what the user's module returns.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -82,35 +82,33 @@ class ProductCall:
 
 
 class _Product(TorchFunctionMode):
-    """Passes calls of `scaled_dot_product_attention` to a function."""
+    """Passes calls of `scaled_dot_product_attention` to a function, with one that computes torch's own output."""
 
-    def __init__(self, handle: Callable[[Callable[..., Tensor], ProductCall, Any, Any], Tensor]) -> None:
+    def __init__(self, handle: Callable[[ProductCall, Callable[[], Tensor]], Tensor]) -> None:
         super().__init__()
         self._handle = handle
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is nn.functional.scaled_dot_product_attention:
-            return self._handle(func, ProductCall.of(*args, **kwargs), args, kwargs)
+            return self._handle(ProductCall.of(*args, **kwargs), lambda: func(*args, **kwargs))
         return func(*args, **kwargs)
 
 
-@contextmanager
-def watching_products(observe: Callable[[ProductCall, Tensor], None]) -> Iterator[None]:
+def watching_products(observe: Callable[[ProductCall, Tensor], None]) -> AbstractContextManager[Any]:
     """Passes every call of `scaled_dot_product_attention` in the block, with its output, to `observe`."""
 
-    def call(func: Callable[..., Tensor], made: ProductCall, args: Any, kwargs: Any) -> Tensor:
-        output = func(*args, **kwargs)
+    def call(made: ProductCall, compute: Callable[[], Tensor]) -> Tensor:
+        output = compute()
         observe(made, output)
         return output
 
-    with _Product(call):
-        yield
+    return _Product(call)
 
 
 def use_our_product(module: nn.Module) -> None:
     """Makes a module of a private copy use `attend`, at the site `module.attnmech_site`."""
-    _within(module, lambda: _Product(lambda func, made, _, __: made.attended(module.attnmech_site)))  # type: ignore[arg-type]
+    _within(module, lambda: _Product(lambda made, _: made.attended(module.attnmech_site)))  # type: ignore[arg-type]
 
 
 def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -> None:

@@ -298,7 +298,9 @@ class Statements(EditChecks):
         if isinstance(ran, Exception):  # a bridge that cannot be built or run is TransformerLens's fault
             return Check.untried("bridge", statement, first_line(ran))
         theirs, cache = ran
-        self.lens_hooks = (*self._lens_hooks(ours, cache), *self._result_hook)
+        self.lens_hooks = tuple(self._lens_hooks(ours, cache))
+        if self.model.points["result"].absent is None:
+            self.lens_hooks += (LensHook("result", lens_name(("result", self._middle_layer)), "absent", None),)
         check = self.compare("bridge", statement, (), self._output, theirs, again=self._again)
         if not check.passed and self.plan.trusted == "sdpa":
             return replace(check, detail=f"{check.detail}; the bridge runs transformers' eager attention")
@@ -308,12 +310,6 @@ class Statements(EditChecks):
                 check, detail=f"hooks that mean something else, with the right value here: {', '.join(wrong)}"
             )
         return check
-
-    @property
-    def _result_hook(self) -> list[LensHook]:
-        if self.model.points["result"].absent is not None:
-            return []
-        return [LensHook("result", lens_name(("result", self._middle_layer)), "absent", None)]
 
     def _lens_hooks(self, points: Mapping[PointKey, Tensor], cache: Mapping[str, Tensor]) -> Iterator[LensHook]:
         for key, ours in points.items():

@@ -37,20 +37,14 @@ def far_batch(model: HookedModel, short: int) -> Batch | None:
     """
     limit, config = model.architecture.position_limit, model.config.get_text_config()
     turns = list(_turns(config))
-    branches = [place for place in (*_windows(config), *turns) if limit is None or place < limit]
+    windows = [window for name in _WINDOWS if isinstance(window := getattr(config, name, None), int)]
+    branches = [place for place in (*windows, *turns) if limit is None or place < limit]
     branches = [place for place in branches if place <= _FARTHEST and (place in turns or place >= LONG)]
     if not branches or not model.writes_tokens or model.is_own or len(model.stacks) > 1:
         return None
     length = max(branches) + _BEYOND
     length = length if limit is None else min(length, limit)
     return texts_of(model, [length, short] if turns else [length])
-
-
-def _windows(config: Any) -> Iterator[int]:
-    for name in _WINDOWS:
-        window = getattr(config, name, None)
-        if isinstance(window, int):
-            yield window
 
 
 def _turns(config: Any) -> Iterator[int]:

@@ -178,21 +178,15 @@ def projected(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
         bias = product.new_zeros(()) if b is None else b.to(probe.wide)
         summed = norm_of(source)[..., None, None] * norm_of(W, 1) + bias.abs()
         allowed = rounding * summed + steps * (product.abs() + bias.abs())
-        keep = probe.comparable(run, name, layer, product)
+        keep, expected = probe.comparable(run, name, layer, product), product + bias
         if name == "v" and probe.plan.v_norm:
-            yield _normed_values(probe, run, layer, product + bias, keep)
-            continue
-        yield probe.compared(run, layer, probe.at(run, name, layer), product + bias, allowed, keep)
-
-
-def _normed_values(probe: Probe, run: ProbeRun, layer: int, value: Tensor, keep: Tensor) -> Compared:
-    """Compares v with the norm, without hooks, of each head's attn_in W_V + b_V."""
-    norm = probe.plain_module(layer, f"{probe.plan.attention}.{probe.plan.v_norm}")
-    by_head = "batch position head d_head"
-    values = rearrange(value.to(probe.model.dtype), f"{by_head} -> {probe.plan.v_norm_axes}")
-    made = norm.forward(values).to(probe.wide)
-    expected = rearrange(made, f"{probe.plan.v_norm_axes} -> {by_head}", head=probe.stack.n_kv_heads)
-    return probe.compared(run, layer, probe.at(run, "v", layer), expected, by_row(expected, probe.of_norms), keep)
+            # The norm, without hooks, of each head's attn_in W_V + b_V.
+            norm = probe.plain_module(layer, f"{probe.plan.attention}.{probe.plan.v_norm}")
+            axes, by_head = probe.plan.v_norm_axes, "batch position head d_head"
+            made = norm.forward(rearrange(expected.to(probe.model.dtype), f"{by_head} -> {axes}")).to(probe.wide)
+            expected = rearrange(made, f"{axes} -> {by_head}", head=probe.stack.n_kv_heads)
+            allowed = by_row(expected, probe.of_norms)
+        yield probe.compared(run, layer, probe.at(run, name, layer), expected, allowed, keep)
 
 
 def latent_values(layout: Expanded, probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:

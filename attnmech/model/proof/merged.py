@@ -94,21 +94,18 @@ class MergedProof:
         else:
             types = _types_that_matter(model, text)
             _require(types, batch)
-            certificate, between = _certified(model, text)
+            longer = continued(model, text)
+            changed = replace(longer, senses=(longer.senses[0], _changed(longer.senses[1])))
+            statements = _Merged(_MergedPasses(model, SHORT, changed), model.output_stack)
+            read = [*statements.of_model(lambda run, label, layer: statements.read(run, layer)), *statements.of_stack()]
+            certificate = Certificate(model.name, model.weights_hash, tuple(read), (), ())
+            between = frozenset(statements.between)
             on = "at the first such text"
             if self._kept:
                 remember(model, certificate, f"merged: {kind}", (types, sorted(between)))
         statement = f"a text with {kind} is what plain transformers makes of it"
         check = Check("merged", statement, (), certificate.ok, detail=f"{on}, {certificate.verdict}")
         return _Proof(certificate, types, frozenset(between), check)
-
-
-def _certified(model: HookedModel, text: Batch) -> tuple[Certificate, frozenset[int]]:
-    longer = continued(model, text)
-    passes = _MergedPasses(model, SHORT, replace(longer, senses=(longer.senses[0], _changed(longer.senses[1]))))
-    statements = _Merged(passes, model.output_stack)
-    checks = [*statements.of_model(lambda run, label, layer: statements.read(run, layer)), *statements.of_stack()]
-    return Certificate(model.name, model.weights_hash, tuple(checks), (), ()), frozenset(statements.between)
 
 
 def _types_that_matter(model: HookedModel, text: Batch) -> list[str]:

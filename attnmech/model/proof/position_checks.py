@@ -24,8 +24,18 @@ def rotated(probe: Probe) -> Statement:
     """Rotated queries and keys are R q and R k."""
 
     def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-        statement.tolerance = max(statement.tolerance or 0.0, _rotated_to(probe, run, layer))
-        yield from _rotary(probe, run, layer)
+        rotary, notes, rounding = probe.plan.rotary, probe.block(run, layer).notes, _rotated_to(probe, run, layer)
+        statement.tolerance = max(statement.tolerance or 0.0, rounding)
+        assert rotary is not None and notes.rotary is not None
+        cos, sin = (table[:, :, None].to(probe.wide) for table in notes.rotary)
+        for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
+            value = probe.at(run, name, layer) * (probe.plan.key_scale if name == "k" else 1.0)
+            after = probe.plan.norm_after_rotary
+            expected = _normed(value, None if after else norm)
+            expected = expected if layer in probe.plan.unrotated else rotary(expected, cos, sin)
+            expected = _normed(expected, norm if after else None)
+            allowed = rounding * norm_of(expected)[..., None]
+            yield probe.compared(run, layer, probe.at(run, f"{name}_rot", layer), expected, allowed)
 
     statement = Statement("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), comparisons, 0.0)
     return statement
@@ -38,22 +48,6 @@ def _rotated_to(probe: Probe, run: ProbeRun, layer: int) -> float:
     by_head = "batch position head d_head -> batch head position d_head"
     used = {rotated_in(rearrange(value, by_head), rotation) for value in values}
     return steps_rounding(torch.float32 if used == {torch.float32} else probe.model.dtype)
-
-
-def _rotary(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    rotary = probe.plan.rotary
-    assert rotary is not None
-    notes = probe.block(run, layer).notes
-    assert notes.rotary is not None
-    cos, sin = (table[:, :, None].to(probe.wide) for table in notes.rotary)
-    for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
-        value = probe.at(run, name, layer) * (probe.plan.key_scale if name == "k" else 1.0)
-        after = probe.plan.norm_after_rotary
-        expected = _normed(value, None if after else norm)
-        expected = expected if layer in probe.plan.unrotated else rotary(expected, cos, sin)
-        expected = _normed(expected, norm if after else None)
-        allowed = _rotated_to(probe, run, layer) * norm_of(expected)[..., None]
-        yield probe.compared(run, layer, probe.at(run, f"{name}_rot", layer), expected, allowed)
 
 
 def _normed(value: Tensor, norm: FrozenNorm | None) -> Tensor:
@@ -133,17 +127,6 @@ _BEYOND: Final = 16  # the text reaches past the distances that have separate ro
 
 def relative_scores(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     """score = (q·k + q·K + k·Q) / √(d_head · n) of every layer checked."""
-    yield _compared(probe, run, layer)
-
-
-def relative_scores_beyond(probe: Probe) -> Iterator[Compared]:
-    """The same of the first layer in a text that is long enough for distances that share a row of the tables."""
-    longer = _beyond_linear(probe)
-    if longer is not None:
-        yield _compared(probe, longer, probe.layers[0])
-
-
-def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
     q, k = (rearrange(probe.at(run, name, layer), "b position head d -> b head position d") for name in "qk")
     sinusoidal = probe.plan.relative == "XLNet"
     # Tables have a row for each distance, from the least up; XLNet's are in float32 or in the model's precision.
@@ -155,7 +138,7 @@ def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
         expected, size = expected + product, size + bound
     scores = probe.at(run, "scores", layer)
     keep = probe.comparable(run, "scores", layer, scores)
-    return probe.compared(run, layer, scores, scale * expected, rounding * scale * size, keep)
+    yield probe.compared(run, layer, scores, scale * expected, rounding * scale * size, keep)
 
 
 def _with_tables(probe: Probe, layer: int, q: Tensor, k: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -206,19 +189,20 @@ def _table(encoder: Any, attention: nn.Module, kind: str, heads: int) -> Float[T
     return rearrange(made, "place (head d) -> head place d", head=heads)
 
 
-def _beyond_linear(probe: Probe) -> ProbeRun | None:
-    """The first layer on a text with distances that share a row; None if the probe has them, or no text can."""
-    config, model = probe.model.config, probe.model
+def relative_scores_beyond(probe: Probe) -> Iterator[Compared]:
+    """The same of the first layer in a text with distances that share a row; none if the probe has them, or no text
+    can.
+    """
+    model, limit = probe.model, probe.plan.position_limit
     if probe.plan.relative == "XLNet":
-        return None
-    length = reach_of(config) + _BEYOND
-    limit = probe.plan.position_limit
+        return
+    length = reach_of(model.config) + _BEYOND
     if any(run.batch.ids.shape[1] >= length for run in probe.passes.runs):
-        return None
+        return
     length = length if limit is None else min(length, limit)
     batch, layer = texts_of(model, [length]), probe.layers[0]
     run = ProbeRun(batch, {probe.stack.label: [layer]})
     points = [(probe.stack.point(name), layer) for name in ("q", "k", "scores")]
     layers = [(probe.stack.label, layer)]
     run.values.update(model.forward(batch, captures=points, rows=[run.hold], layers=layers, part=Part(0, 1)))
-    return run
+    yield from relative_scores(probe, run, layer)

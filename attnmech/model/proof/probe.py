@@ -248,8 +248,9 @@ class Probe:
         self.passes, self.model = passes, passes.model
         self.stack, self.plan = stack, stack.architecture
         self.layers = list(stack.layers)
-        most = self._edited_at_once * passes.depth.edit_passes
-        self.edited = [self.layers[place] for place in spread(stack.n_layers, most)]
+        step = max(1, min(_EDITED_LAYERS, _EDITED_POSITIONS // (2 * self.beginning.ids.shape[1])))
+        self.edited = [self.layers[place] for place in spread(stack.n_layers, step * passes.depth.edit_passes)]
+        self.edited_by_pass = [self.edited[first : first + step] for first in range(0, len(self.edited), step)]
         dtype = self.model.dtype
         self.wide = torch.promote_types(dtype, torch.float32)
         self.local, self.whole, self.tables = step_tolerance(dtype), pass_tolerance(dtype), table_tolerance(dtype)
@@ -257,16 +258,6 @@ class Probe:
         self.batch = passes.batch
         self._packed = next(packed_projections(self.model.base), None) is not None
         self.lens_hooks: tuple[LensHook, ...] = ()
-
-    @property
-    def edited_by_pass(self) -> list[list[int]]:
-        step = self._edited_at_once
-        return [self.edited[first : first + step] for first in range(0, len(self.edited), step)]
-
-    @property
-    def _edited_at_once(self) -> int:
-        """The number of layers edited in one pass."""
-        return max(1, min(_EDITED_LAYERS, _EDITED_POSITIONS // (2 * self.beginning.ids.shape[1])))
 
     @property
     def beginning(self) -> Batch:
