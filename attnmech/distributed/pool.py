@@ -43,8 +43,7 @@ def divided(pieces: Sequence[Piece], deaths: int) -> tuple[list[list[Piece]], tu
     return [[piece.part(some)] for piece, parts in places for some in parts], ()
 
 
-AT_ONCE: Final = 2
-"""A worker has this many tasks assigned at a time, so that it need not wait for the next."""
+AT_ONCE: Final = 2  # a worker has this many tasks assigned at a time, so that it need not wait for the next
 
 
 @dataclass(eq=False)
@@ -52,10 +51,8 @@ class WorkerCall:
     """One call of `Worker.do`."""
 
     arguments: tuple[Any, ...]
-    request: Any
-    """The caller's record of the call."""
-    deaths: int = 0
-    """The number of workers that have ended on this call."""
+    request: Any  # the caller's record of the call
+    deaths: int = 0  # the number of workers that have ended on this call
 
 
 Done: TypeAlias = tuple[WorkerCall, Any]

@@ -16,8 +16,7 @@ from ..errors import InputError
 from ..runs.corpus_files import CorpusFiles, StoredFile
 from .pool import got
 
-ROWS: Final = 256
-"""The number of documents that the driver takes at a time."""
+ROWS: Final = 256  # the number of documents that the driver takes at a time
 
 
 class RayDocuments(CorpusFiles):

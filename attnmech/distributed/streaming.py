@@ -36,8 +36,7 @@ Early tasks are small, so that a small corpus is spread over the workers; later 
 with a partial result that the driver adds. The sizes depend on nothing else, so all sums have the same order.
 """
 
-MOST: Final = 64
-"""The number of batches in one task, in a long run."""
+MOST: Final = 64  # the number of batches in one task, in a long run
 
 
 @dataclass(frozen=True)

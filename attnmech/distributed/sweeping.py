@@ -18,8 +18,7 @@ from .pool import Pool, WorkerCall, divided, fetched
 from .streaming import CallerChanges
 from .worker import Piece
 
-TASKS: Final = 32
-"""A sweep with enough passes is divided into at least roughly this many tasks."""
+TASKS: Final = 32  # a sweep with enough passes is divided into at least roughly this many tasks
 
 
 @dataclass(frozen=True)

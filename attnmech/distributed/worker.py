@@ -16,8 +16,7 @@ from ..model.inputs.encoder import Encoder
 from ..model.run.hooked import HookedModel
 from .shipping import received
 
-STARTS: Final = 5
-"""A worker that ends while it loads the model is restarted up to this many times."""
+STARTS: Final = 5  # a worker that ends while it loads the model is restarted up to this many times
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,7 @@ class Piece:
 
     batch: Batch
     documents: Int[Tensor, " document"]
-    has_texts: bool
-    """Whether the batch can give the texts of token ids."""
+    has_texts: bool  # whether the batch can give the texts of token ids
 
     @classmethod
     def of(cls, batch: Batch, documents: Int[Tensor, " document"]) -> "Piece":

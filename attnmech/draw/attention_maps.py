@@ -38,8 +38,7 @@ MEASURES: Final = {
 }
 """The measures that the cells of figure 1 can show."""
 
-VALUE: Final = "value"
-"""A further measure, on a page that has the norms of what keys write."""
+VALUE: Final = "value"  # a further measure, on a page that has the norms of what keys write
 
 PALEST_RELATIVE: Final = -8.0
 """A score this far below its row's highest has e⁻⁸ = 0.03 % of its weight; lower scores have the palest colour."""

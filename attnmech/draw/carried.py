@@ -10,8 +10,7 @@ from ..errors import InputError
 from .chart import ByChoice, Chart, Slot
 from .packing import logarithms, pack_keys, pack_logarithms, pack_texts, pack_values, rounding_error
 
-MOST_PLAIN: Final = 256
-"""Arrays of up to this many numbers are stored unpacked."""
+MOST_PLAIN: Final = 256  # arrays of up to this many numbers are stored unpacked
 
 IN_DETAIL: Final = 2
 """With more than this many numbers per query and head, an array is a detail, which large pages hold for some heads."""
@@ -27,8 +26,7 @@ class Carried:
     """The heads, counted layer by layer, whose details the page holds; None for all heads."""
     tables: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Lists of words, by name; numbers in arrays are indices into them."""
-    arrays: dict[str, Any] = field(default_factory=dict)
-    """All arrays, packed."""
+    arrays: dict[str, Any] = field(default_factory=dict)  # all arrays, packed
     _names: dict[object, str] = field(default_factory=dict)
 
     def column(self, by_choice: ByChoice, name: str, *, in_detail: bool = False) -> dict[str, Any]:

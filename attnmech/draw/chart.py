@@ -19,8 +19,7 @@ from .patterns import value_weighted
 from .style import NEUTRAL
 from .text import signed
 
-OWN_COLOUR: Final = "own colour"
-"""The name of a shape whose colour does not follow the colour of text."""
+OWN_COLOUR: Final = "own colour"  # the name of a shape whose colour does not follow the colour of text
 
 CHOSEN_COLOUR: Final = "#d55e00"
 """The colour of the frame around the selected head's cell, and of marks for the selected token."""
@@ -35,12 +34,9 @@ class ByChoice:
     array(3.)
     """
 
-    values: np.ndarray
-    """Numbers or strings; missing numbers are NaN, or -1 among integers."""
-    over: tuple[str, ...] = ()
-    """The names of the choices along the leading axes."""
-    words: tuple[Any, ...] = ()
-    """If not empty, the values are indices into these."""
+    values: np.ndarray  # numbers or strings; missing numbers are NaN, or -1 among integers
+    over: tuple[str, ...] = ()  # the names of the choices along the leading axes
+    words: tuple[Any, ...] = ()  # if not empty, the values are indices into these
     digits: int | None = None
     """If not None, the values are written with their sign and this many digits after the point."""
     logarithmic: bool = False
@@ -118,17 +114,13 @@ class Slot:
     ['a', 'c']
     """
 
-    path: str
-    """The path of the property in the figure, such as "data.0.z" or "layout.shapes.0.y0"."""
-    values: ByChoice | tuple[ByChoice, ...]
-    """The property's values; several columns make rows with one entry of each."""
-    less: ByChoice | None = None
-    """The numbers to subtract from the values: one, or one per row."""
+    path: str  # the path of the property in the figure, such as "data.0.z" or "layout.shapes.0.y0"
+    values: ByChoice | tuple[ByChoice, ...]  # the property's values; several columns make rows with one entry of each
+    less: ByChoice | None = None  # the numbers to subtract from the values: one, or one per row
     where: ByChoice | None = None
     """Selects the entries at which this is `equals` or, if `equals` is None, at which this is not missing."""
     equals: int | None = None
-    weights: ByChoice | None = None
-    """The factors along the last axis; each row is then divided by its sum."""
+    weights: ByChoice | None = None  # the factors along the last axis; each row is then divided by its sum
 
     @property
     def columns(self) -> tuple[ByChoice, ...]:

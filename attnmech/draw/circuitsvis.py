@@ -24,11 +24,9 @@ from .text import isolated, quoted, shorten, visible_token
 MOST_CELLS: Final = 200_000
 """The largest number of cells; CircuitsVis draws each separately, and these take 9 seconds (benchmarks/views.py)."""
 
-MOST_NUMBERS: Final = 600_000
-"""The largest number of activations; CircuitsVis draws only some of them at a time."""
+MOST_NUMBERS: Final = 600_000  # the largest number of activations; CircuitsVis draws only some of them at a time
 
-DIGITS: Final = 4
-"""Significant digits of a number in a page."""
+DIGITS: Final = 4  # significant digits of a number in a page
 
 _WORD_JOINER: Final = "\u2060"
 

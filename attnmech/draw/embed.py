@@ -46,8 +46,7 @@ def _svg_of(pdf: bytes, target: Path) -> bytes:
         return made.read_bytes()
 
 
-MOST_BYTES: Final = 40_000_000
-"""The largest size of a view's numbers in a page, in bytes."""
+MOST_BYTES: Final = 40_000_000  # the largest size of a view's numbers in a page, in bytes
 
 
 @public

@@ -29,8 +29,7 @@ from ..errors import AttnmechError, InputError, OutputError
 from .scripts import package_text, plotly_for
 from .text import html_text, printable
 
-VARIABLE: Final = "BROWSER_PATH"
-"""The environment variable that names a browser; kaleido reads it too."""
+VARIABLE: Final = "BROWSER_PATH"  # the environment variable that names a browser; kaleido reads it too
 
 NAMES: Final = (
     *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge"),
@@ -38,8 +37,7 @@ NAMES: Final = (
 )
 """The programs of Chromium and of browsers based on it, to search for in `PATH`."""
 
-PATIENCE: Final = 120_000
-"""The time that the browser may take for one step, in milliseconds."""
+PATIENCE: Final = 120_000  # the time that the browser may take for one step, in milliseconds
 
 
 def in_browser(job: Callable[[Any], bytes], *, target: Path) -> bytes:
@@ -111,16 +109,11 @@ _DOTS: Final = 4  # the pixels of a canvas per pixel of the screen, along each s
 class Size:
     """The size of a figure in a file."""
 
-    width: float
-    """In mm."""
-    most: float
-    """The greatest height, in mm; for a slide, the height."""
-    points: float
-    """The size of body text, in pt."""
-    dpi: int
-    """The resolution of a PNG."""
-    fixed: bool = False
-    """Whether the height is fixed, as for a slide."""
+    width: float  # in mm
+    most: float  # the greatest height, in mm; for a slide, the height
+    points: float  # the size of body text, in pt
+    dpi: int  # the resolution of a PNG
+    fixed: bool = False  # whether the height is fixed, as for a slide
 
     @property
     def scale(self) -> float:

@@ -9,8 +9,7 @@ from .embed import View, in_notebook, page_of_views, plotly_view
 from .section import Section
 from .text import html_text
 
-MOST_IN_A_CELL: Final = 4
-"""The most figures of a result that a notebook cell shows."""
+MOST_IN_A_CELL: Final = 4  # the most figures of a result that a notebook cell shows
 
 
 def render_figures(

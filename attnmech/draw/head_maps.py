@@ -65,8 +65,7 @@ def cell_map(
     return figure
 
 
-PALE: Final = 0.3
-"""The opacity of effects that are not clear."""
+PALE: Final = 0.3  # the opacity of effects that are not clear
 
 
 @public

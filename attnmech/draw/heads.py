@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from .section import Choice
 from .text import rounded
 
-TYPE: Final = "type"
-"""The colour of heads by type, in the choice "colour"."""
+TYPE: Final = "type"  # the colour of heads by type, in the choice "colour"
 MAP: Final = "map"
 """The value of the choice "across" for the map by layer and head; other values name the number on a scatter's axis."""
 
@@ -20,14 +19,10 @@ MAP: Final = "map"
 class HeadNumber:
     """A number by layer and head that colours the map of heads, or places heads along an axis."""
 
-    name: str
-    """The name in addresses."""
-    label: str
-    """The label of its scale, with the unit."""
-    group: str
-    """The question that it belongs to, for the list of numbers."""
-    values: Float[np.ndarray, "layer head"]
-    """NaN where undefined."""
+    name: str  # the name in addresses
+    label: str  # the label of its scale, with the unit
+    group: str  # the question that it belongs to, for the list of numbers
+    values: Float[np.ndarray, "layer head"]  # NaN where undefined
     clear: Bool[np.ndarray, "layer head"] | None = None
     """Whether each number's interval excludes 0; the others are pale. None if there are no intervals."""
     ends: tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None = None
@@ -38,23 +33,19 @@ class HeadNumber:
 class PageHeads:
     """What a page says about each head."""
 
-    layers: Sequence[int]
-    """The layers shown."""
-    count: int
-    """The number of heads in each layer."""
+    layers: Sequence[int]  # the layers shown
+    count: int  # the number of heads in each layer
     numbers: Sequence[HeadNumber]
     types: Sequence[Sequence[Sequence[str]]] = ()
     """The claimed types of each head, the strongest first, by layer and head; empty if none was measured."""
     letters: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """The letter and the colour of every type that some head has."""
-    sentences: Sequence[Sequence[str]] = ()
-    """A sentence that describes each head, by layer and head."""
+    sentences: Sequence[Sequence[str]] = ()  # a sentence that describes each head, by layer and head
     card: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """The entries of each head's card, by their labels; an empty text leaves the entry out."""
     attended: Sequence[Sequence[Mapping[str, int]]] = ()
     """In how many of the rows shown each head attends to each token, by layer and head; empty for one text."""
-    order: Sequence[int] = ()
-    """The heads, counted layer by layer, those that matter most first."""
+    order: Sequence[int] = ()  # the heads, counted layer by layer, those that matter most first
 
     @property
     def choices(self) -> list[Choice]:

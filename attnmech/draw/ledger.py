@@ -21,8 +21,7 @@ _HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}  # the ha
 
 _PIXELS_OF_A_ROW: Final = 26
 
-MOST_KEYS: Final = 12
-"""The default number of keys drawn per row."""
+MOST_KEYS: Final = 12  # the default number of keys drawn per row
 
 REFERENCES: Final = {
     "mean": "score before softmax<br>− the row's mean",

@@ -19,12 +19,9 @@ from .text import percent, quoted
 class ScoreNumbers:
     """All numbers that figures 1 to 3 show for one text, for every layer and head."""
 
-    tokens: tuple[str, ...]
-    """The text's tokens as the tokenizer gave them."""
-    layers: tuple[int, ...]
-    """The labels of the layers shown; heads are numbered from 0."""
-    scores: Float32[np.ndarray, "layer head query key"]
-    """Score before softmax; hidden cells are NaN."""
+    tokens: tuple[str, ...]  # the text's tokens as the tokenizer gave them
+    layers: tuple[int, ...]  # the labels of the layers shown; heads are numbered from 0
+    scores: Float32[np.ndarray, "layer head query key"]  # score before softmax; hidden cells are NaN
     pattern: Float32[np.ndarray, "layer head query key"]
     """The attention of each query to each key: probabilities after softmax, as active hooks left them."""
     ranked_key: Int32[np.ndarray, "layer head query rank"]
@@ -35,22 +32,17 @@ class ScoreNumbers:
     """The terms that depend on the key alone, in units of the score; may be empty."""
     key_terms_of_last: bool = False
     """Whether `key_terms` also depend on distance; they are then the last query's, NaN at keys hidden from it."""
-    notes: tuple[str, ...] = ()
-    """Sentences shown before the figures, such as "this model has no position term"."""
+    notes: tuple[str, ...] = ()  # sentences shown before the figures, such as "this model has no position term"
     terms: Mapping[str, Float32[np.ndarray, "layer head #query #key"]] = field(default_factory=dict)
     """Every term of the scores without the mask; an axis along which a term is constant has length 1."""
-    special: tuple[bool, ...] = ()
-    """For each token, whether it is a special token of the tokenizer; empty if none is."""
-    written: int = 0
-    """The number of last tokens that the model wrote."""
+    special: tuple[bool, ...] = ()  # for each token, whether it is a special token of the tokenizer; empty if none is
+    written: int = 0  # the number of last tokens that the model wrote
     value_norms: Float32[np.ndarray, "layer head key"] | None = None
     """‖f(x_j)‖ of each key in each head; the page then also shows value-weighted attention."""
     keys: tuple[str, ...] = ()
     """In cross-attention, the tokens of the text that `tokens` attend to; empty in self-attention."""
-    key_special: tuple[bool, ...] = ()
-    """For each of `keys`, whether it is a special token; empty if none is."""
-    nouns: Nouns = TEXT
-    """The words for the input and its positions."""
+    key_special: tuple[bool, ...] = ()  # for each of `keys`, whether it is a special token; empty if none is
+    nouns: Nouns = TEXT  # the words for the input and its positions
 
     @property
     def crosses(self) -> bool:
@@ -91,28 +83,23 @@ class ScoreNumbers:
 class FocusNumbers:
     """All numbers that figures 4 to 6 show: the fractions of rows in which each head attends most to certain keys."""
 
-    layers: tuple[int, ...]
-    """The labels of the layers; heads are numbered from 0."""
+    layers: tuple[int, ...]  # the labels of the layers; heads are numbered from 0
     self_top: Float32[np.ndarray, "layer head"]
     """Fraction of rows whose highest score is at the query itself, 0 to 1; NaN where no row counts."""
-    first_top: Float32[np.ndarray, "layer head"]
-    """Fraction of rows whose highest score is at position 0."""
+    first_top: Float32[np.ndarray, "layer head"]  # fraction of rows whose highest score is at position 0
     previous_top: Float32[np.ndarray, "layer head"]
     """Fraction of rows whose highest score is at the token before the query. These three fractions overlap: in row 1,
     the previous token is the first.
     """
-    concentration: Float32[np.ndarray, "layer head"]
-    """Mean over rows of p(1) - p(2), the two highest probabilities."""
-    rows: str
-    """The rows that count, in words, such as "row 0 is left out: it sees only itself"."""
+    concentration: Float32[np.ndarray, "layer head"]  # mean over rows of p(1) - p(2), the two highest probabilities
+    rows: str  # the rows that count, in words, such as "row 0 is left out: it sees only itself"
     low: Mapping[str, Float32[np.ndarray, "layer head"]] = field(default_factory=dict)
     """The lower ends of intervals, by the name of the field; empty without intervals."""
     high: Mapping[str, Float32[np.ndarray, "layer head"]] = field(default_factory=dict)
     """The upper ends, with the names of `low`."""
     crosses: bool = False
     """Whether queries and keys are tokens of two texts; then no key is the query itself or the previous token."""
-    nouns: Nouns = TEXT
-    """The words for the input and its positions."""
+    nouns: Nouns = TEXT  # the words for the input and its positions
 
     def __post_init__(self) -> None:
         check_fields(self, {"layer": len(self.layers)})
@@ -129,10 +116,8 @@ Side = Literal["query", "target"]
 class UpdateNumbers:
     """All numbers that figures 7 to 10 show for one text: how far and in which direction each head moves the stream."""
 
-    tokens: tuple[str, ...]
-    """The text's tokens as the tokenizer gave them."""
-    layers: tuple[int, ...]
-    """The labels of the layers; heads are numbered from 0."""
+    tokens: tuple[str, ...]  # the text's tokens as the tokenizer gave them
+    layers: tuple[int, ...]  # the labels of the layers; heads are numbered from 0
     magnitude: Float32[np.ndarray, "side layer head token"]
     """‖u‖ / ‖x‖, by side: of the head's update u and the residual stream x that enters the block, at the query; and of
     v W_O, without its probability, at the key that this query attends to most. NaN where undefined.
@@ -141,8 +126,7 @@ class UpdateNumbers:
     """cos(u, x) by side, -1 to 1; NaN where u is 0 or undefined."""
     attended: Int32[np.ndarray, "layer head token"]
     """The key that each query attends to most; -1 where it has no choice."""
-    nouns: Nouns = TEXT
-    """The words for the input and its positions."""
+    nouns: Nouns = TEXT  # the words for the input and its positions
 
     def __post_init__(self) -> None:
         check_fields(self, {"side": 2, "layer": len(self.layers), "token": len(self.tokens)})

@@ -27,8 +27,7 @@ class PackedValues(TypedDict):
 
     low: list[float]
     step: list[float]
-    codes: str
-    """All high bytes, then all low bytes, compressed with gzip, as base64; 8-bit codes have one byte each."""
+    codes: str  # all high bytes, then all low bytes, compressed with gzip, as base64; 8-bit codes have one byte each
     scale: NotRequired[Literal["logarithm", "root"]]
     """Whether a value v means the probability exp(v) ("logarithm") or v² ("root")."""
 

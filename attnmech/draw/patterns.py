@@ -15,22 +15,17 @@ from .text import visible_token
 
 Array = np.ndarray | Tensor | Sequence[Any]
 
-ROW_SUM: Final = 5e-3
-"""The tolerance for the sum of a row; sums of float16 probabilities have errors of this size."""
+ROW_SUM: Final = 5e-3  # the tolerance for the sum of a row; sums of float16 probabilities have errors of this size
 
 
 @dataclass(frozen=True)
 class Measure:
     """The words for the weights of a view."""
 
-    weight: str
-    """The word for one weight, such as "probability"."""
-    whole: str
-    """The word for the whole that a row's weights share, such as "attention"."""
-    mark: str = ""
-    """The words that a sentence adds to the name of a head, such as " (value-weighted)"."""
-    reading: str = ""
-    """A sentence that explains the measure to the reader."""
+    weight: str  # the word for one weight, such as "probability"
+    whole: str  # the word for the whole that a row's weights share, such as "attention"
+    mark: str = ""  # the words that a sentence adds to the name of a head, such as " (value-weighted)"
+    reading: str = ""  # a sentence that explains the measure to the reader
 
     @property
     def words(self) -> dict[str, str]:

@@ -27,17 +27,12 @@ TABS: Final[Mapping[Tab, str]] = {
 class Choice:
     """A choice that a page offers its reader besides layer, head and query."""
 
-    name: str
-    """The name in addresses and in `ByChoice.over`."""
+    name: str  # the name in addresses and in `ByChoice.over`
     label: str
-    values: tuple[int | str, ...]
-    """The options, as written in addresses and calls; the page starts with the first."""
-    words: tuple[str, ...] = ()
-    """The options in words, for readers."""
-    in_calls: tuple[str, ...] = ()
-    """The options as Python, if calls write them differently."""
-    everywhere: bool = False
-    """Whether the choice is at the top of the page, because several sections depend on it."""
+    values: tuple[int | str, ...]  # the options, as written in addresses and calls; the page starts with the first
+    words: tuple[str, ...] = ()  # the options in words, for readers
+    in_calls: tuple[str, ...] = ()  # the options as Python, if calls write them differently
+    everywhere: bool = False  # whether the choice is at the top of the page, because several sections depend on it
 
 
 @dataclass(frozen=True)
@@ -45,8 +40,7 @@ class OfPattern:
     """A view of the attention that the page carries: all heads, lines between tokens, or a graph."""
 
     kind: Literal["model", "sentence", "token_graph"]
-    remarks: tuple[str, ...] = ()
-    """A remark on each head, layer by layer, for the hover box of the small maps."""
+    remarks: tuple[str, ...] = ()  # a remark on each head, layer by layer, for the hover box of the small maps
 
 
 @dataclass(frozen=True)
@@ -62,21 +56,14 @@ class Section:
     figures: Mapping[str, go.Figure | Chart | View | OfPattern]
     """The figures, by the ids of their elements; several are shown side by side."""
     call: str = ""
-    name: str = ""
-    """The id of the section's anchor; by default the id of the first figure."""
-    contents: str = ""
-    """The section's entry in the table of contents; by default the heading."""
-    finding: str | ByChoice = ""
-    """The sentence that the numbers support."""
+    name: str = ""  # the id of the section's anchor; by default the id of the first figure
+    contents: str = ""  # the section's entry in the table of contents; by default the heading
+    finding: str | ByChoice = ""  # the sentence that the numbers support
     caveat: str = ""
-    choices: tuple[Choice, ...] = field(default=())
-    """The choices that the section offers."""
-    rounding: str = ""
-    """The rounding error of the section's numbers on a page, as the end of a sentence."""
-    tab: Tab = "model"
-    """The question of `TABS` under which a page shows the section."""
-    numbered: bool = False
-    """Whether a page with tabs numbers the section as a figure."""
+    choices: tuple[Choice, ...] = field(default=())  # the choices that the section offers
+    rounding: str = ""  # the rounding error of the section's numbers on a page, as the end of a sentence
+    tab: Tab = "model"  # the question of `TABS` under which a page shows the section
+    numbered: bool = False  # whether a page with tabs numbers the section as a figure
 
     @property
     def anchor(self) -> str:

@@ -12,8 +12,7 @@ from .text import isolated, plotly_text, signed, visible_token
 
 _LABEL: Final = 18  # the largest number of a segment's characters in a tick label
 
-MOST_LABELS: Final = 40
-"""The largest number of segments along an axis at which every segment has a tick label."""
+MOST_LABELS: Final = 40  # the largest number of segments along an axis at which every segment has a tick label
 
 
 def segment_labels(segments: Sequence[str]) -> list[str]:

@@ -18,8 +18,7 @@ from .style import FIGURE_STYLE, NEUTRAL
 SHADE: Final = [[0.0, "rgba(0,0,0,0.8)"], [1.0, "rgba(0,0,0,0)"]]
 """Colours from the least to the most attention; more attention makes the picture below brighter."""
 _UNSEEN: Final = [[0.0, "rgba(0,0,0,0)"], [1.0, "rgba(150,150,150,0.9)"]]  # covers the patches that a row does not see
-LEVELS: Final = "Greys"
-"""The spectrogram's colours: one hue, distinct from that of attention."""
+LEVELS: Final = "Greys"  # the spectrogram's colours: one hue, distinct from that of attention
 _ATTENTION: Final = "#d55e00"
 _BAR: Final = {
     "orientation": "h",
@@ -38,10 +37,8 @@ _OF_ROW: Final = ("layer", "head", "query")
 class Canvas:
     """A picture, and the part of it that each position holds."""
 
-    picture: str
-    """A data URI."""
-    size: tuple[float, float]
-    """Its width and height, in the unit of the boxes."""
+    picture: str  # a data URI
+    size: tuple[float, float]  # its width and height, in the unit of the boxes
     boxes: Sequence[tuple[float, float, float, float] | None]
     """Left, top, right and bottom of each position's part; None for a position without one here."""
     title: str = ""
@@ -163,12 +160,10 @@ def picture_section(
 class Spectrogram:
     """Levels by frequency and time."""
 
-    times: Float[np.ndarray, " time"]
-    """The time of the middle of each column, in seconds."""
+    times: Float[np.ndarray, " time"]  # the time of the middle of each column, in seconds
     bands: Float[np.ndarray, " band"]
     levels: Float[np.ndarray, "band time"]
-    units: tuple[str, str]
-    """The units of the bands and of the levels."""
+    units: tuple[str, str]  # the units of the bands and of the levels
 
 
 def spectrogram_section(

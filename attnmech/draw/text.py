@@ -19,8 +19,7 @@ from unicodedata import bidirectional, category
 from ..basics.axes import token_text
 from ..basics.nouns import Nouns
 
-LONGEST_LABEL: Final = 14
-"""The largest number of a token's characters in a tick label; an ellipsis replaces the rest."""
+LONGEST_LABEL: Final = 14  # the largest number of a token's characters in a tick label; an ellipsis replaces the rest
 
 _JOINERS: Final = "\u200c\u200d"
 

@@ -12,8 +12,7 @@ from .embed import MOST_BYTES
 from .packing import pack_logarithms, rounding_note
 from .patterns import Array, Measure, as_array, checked_pattern, of_layers
 
-ROUNDING: Final = 1e-6
-"""A row of float32 probabilities that falls short of 1 by less than this is taken to sum to 1."""
+ROUNDING: Final = 1e-6  # a row of float32 probabilities that falls short of 1 by less than this is taken to sum to 1
 
 
 def token_weights(

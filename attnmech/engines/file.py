@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..results.tensor_file import write_tensors
 
-KIND: Final = "EngineSums"
-"""The kind of file."""
+KIND: Final = "EngineSums"  # the kind of file
 
 _HEADS: Final = {
     "sums": 3, "received": 2, "sinks": 1, "sink_rate": 1, "mass": 1, "top": 1, "distance": 1, "top_distance": 1,

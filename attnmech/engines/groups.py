@@ -23,24 +23,18 @@ class Kernel:
     """What an engine's attention kernel computes with, besides queries, keys and values."""
 
     scale: float
-    window: int | None = None
-    """The number of keys that a row sees, its own included; None without a window."""
-    softcap: float = 0.0
-    """Scores s become c·tanh(s / c); 0 without a cap."""
-    slopes: Float[Tensor, " head"] | None = None
-    """ALiBi: slope·(j − i) is added to scores."""
-    sink: Float[Tensor, " head"] | None = None
-    """Logits in the denominator of the softmax (gpt-oss)."""
+    window: int | None = None  # the number of keys that a row sees, its own included; None without a window
+    softcap: float = 0.0  # scores s become c·tanh(s / c); 0 without a cap
+    slopes: Float[Tensor, " head"] | None = None  # ALiBi: slope·(j − i) is added to scores
+    sink: Float[Tensor, " head"] | None = None  # logits in the denominator of the softmax (gpt-oss)
 
 
 @dataclass(frozen=True)
 class Piece:
     """Neighbouring rows of one request."""
 
-    request: int
-    """The index of the request in its step."""
-    rows: range
-    """The positions of the rows in the request."""
+    request: int  # the index of the request in its step
+    rows: range  # the positions of the rows in the request
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +42,9 @@ class Group:
     """Pieces of some requests as a batch; what depends only on its mask is made once for all layers."""
 
     pieces: Sequence[Piece]
-    rows: range
-    """The columns of the rows."""
-    first: Int[Tensor, " request"]
-    """The column at which each request begins."""
-    real: Bool[Tensor, "request row"]
-    """False before the rows of a piece that is shorter than others."""
+    rows: range  # the columns of the rows
+    first: Int[Tensor, " request"]  # the column at which each request begins
+    real: Bool[Tensor, "request row"]  # False before the rows of a piece that is shorter than others
     _made: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod

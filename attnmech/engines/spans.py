@@ -13,21 +13,18 @@ from ..maths.received import received_by_distance
 from ..maths.softmax import Attention
 from .groups import Group
 
-_MOST = 2**30
-"""The most bytes that the sums of one request may take."""
+_MOST = 2**30  # the most bytes that the sums of one request may take
 
 
 @dataclass(frozen=True)
 class SpanSums:
     """The sums of one request. Masses are sums over rows; rows with a tie have no highest key."""
 
-    starts: tuple[int, ...]
-    """The position at which each span begins; the last one ends with the request."""
+    starts: tuple[int, ...]  # the position at which each span begins; the last one ends with the request
     span: Int[Tensor, " position"]
     mass: Float[Tensor, "layer head query_span key_span"]
     distance: Float[Tensor, "layer head query_span distance"]
-    top: Float[Tensor, "layer head query_span key_span"]
-    """The number of rows whose highest key is in each span."""
+    top: Float[Tensor, "layer head query_span key_span"]  # the number of rows whose highest key is in each span
     top_distance: Float[Tensor, "layer head query_span distance"]
     row: Float[Tensor, "layer head position"]
 

@@ -24,16 +24,12 @@ class DefinedRows:
     them.
     """
 
-    first: Int[Tensor, " batch"]
-    """The first position of each text."""
-    count: Int[Tensor, "batch row"]
-    """The number of keys that a row can see."""
-    valid: Bool[Tensor, "statistic batch row"]
-    """True on the rows that define a statistic; False at padding."""
+    first: Int[Tensor, " batch"]  # the first position of each text
+    count: Int[Tensor, "batch row"]  # the number of keys that a row can see
+    valid: Bool[Tensor, "statistic batch row"]  # True on the rows that define a statistic; False at padding
     global_count: Int[Tensor, "batch row"] | None = None
     """The number of global tokens that a row can see; None in a model without them."""
-    start: int = 0
-    """The position of the first of these rows."""
+    start: int = 0  # the position of the first of these rows
 
     @property
     def statistics(self) -> Statistics[RowStatistic]:
@@ -78,24 +74,18 @@ def defined_rows(
 class SeenRows:
     """The keys that each row of a block can see, from the mask."""
 
-    real: Bool[Tensor, "batch row"]
-    """The rows of tokens; in other rows, the other fields are False."""
-    count: Int[Tensor, "batch row"]
-    """The number of keys that a row can see."""
-    choice: Bool[Tensor, "batch row"]
-    """Whether the row sees two keys or more."""
+    real: Bool[Tensor, "batch row"]  # the rows of tokens; in other rows, the other fields are False
+    count: Int[Tensor, "batch row"]  # the number of keys that a row can see
+    choice: Bool[Tensor, "batch row"]  # whether the row sees two keys or more
     itself: Bool[Tensor, "batch row"]
     """Whether the row sees its own token; `first` and `previous` are the same for the first token of its text and for
     the previous token.
     """
     first: Bool[Tensor, "batch row"]
     previous: Bool[Tensor, "batch row"]
-    others: Bool[Tensor, "batch row"]
-    """Whether the row has a choice, and sees keys other than these three."""
-    beyond: Bool[Tensor, "batch row"]
-    """Whether the row has a choice, and sees keys before the last k."""
-    apart: Bool[Tensor, "batch row"]
-    """Whether the row has a choice, and keys have a distance to it."""
+    others: Bool[Tensor, "batch row"]  # whether the row has a choice, and sees keys other than these three
+    beyond: Bool[Tensor, "batch row"]  # whether the row has a choice, and sees keys before the last k
+    apart: Bool[Tensor, "batch row"]  # whether the row has a choice, and keys have a distance to it
     global_count: Int[Tensor, "batch row"] | None = None
     """The number of global tokens that the row sees; None, as the next two, in a model without them."""
     local: Bool[Tensor, "batch row"] | None = None
@@ -177,10 +167,8 @@ class Places:
 class RowMeasures:
     """Measures of each row's attention, from which `row_statistics` computes all rows of some layers at once."""
 
-    key: Int[Tensor, "*layers batch head row"]
-    """The position of the highest key."""
-    first: Float[Tensor, "*layers batch head row"]
-    """The probability of the highest key."""
+    key: Int[Tensor, "*layers batch head row"]  # the position of the highest key
+    first: Float[Tensor, "*layers batch head row"]  # the probability of the highest key
     second: Float[Tensor, "*layers batch head row"]
     """The second highest probability; equal to `first` if the highest is tied."""
     entropy: Float[Tensor, "*layers batch head row"]

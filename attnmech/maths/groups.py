@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-GROUPS: Final = 256
-"""The largest number of groups."""
+GROUPS: Final = 256  # the largest number of groups
 
 _NO_MODULUS: Final = 2**62  # the modulus as long as every distinct text is a separate group
 

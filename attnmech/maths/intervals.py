@@ -24,10 +24,8 @@ from ..basics.arguments import finite_number
 from .copies import over_copies
 
 LEVEL: Final = 0.95
-LEAST_TEXTS: Final = 5
-"""The fewest texts that give an interval."""
-REPLICATES: Final = 2000
-"""The number of bootstrap replicates for a simultaneous interval."""
+LEAST_TEXTS: Final = 5  # the fewest texts that give an interval
+REPLICATES: Final = 2000  # the number of bootstrap replicates for a simultaneous interval
 
 HEAVY_SHARE: Final = 16
 """One quantity in this many belongs to the heavy group, whose variances rest on the fewest texts."""
@@ -37,8 +35,7 @@ _QUANTITIES_AT_ONCE: Final = 1024  # the number of quantities with replicates in
 _NO_SPREAD: Final = 1e-12  # deviations below this share of the mean are attributed to rounding
 _RARE: Final = 1e-3  # replicates that occur less often do not matter
 
-Interval = tuple[Tensor, Tensor]
-"""The low and the high end."""
+Interval = tuple[Tensor, Tensor]  # the low and the high end
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,12 +52,10 @@ class FrozenNorm:
     """
 
     multiplier: Float[Tensor, "*places d_model"]
-    centred: bool
-    """Whether the norm subtracts the mean first."""
+    centred: bool  # whether the norm subtracts the mean first
     shift: Float[Tensor, "*#places d_model"] | None = None
     """β, which is not part of the map."""
-    axes: tuple[int, ...] = (-1,)
-    """The axes of the mean; two if one norm covers the queries of all heads."""
+    axes: tuple[int, ...] = (-1,)  # the axes of the mean; two if one norm covers the queries of all heads
 
     def __call__(self, part: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
         """Applies F to one part of the stream, without the shift."""

@@ -23,10 +23,8 @@ class Received:
     A block is summed in its own precision, the layer in float64.
     """
 
-    classes: Bool[Tensor, "batch class row"]
-    """The rows of the layer that belong to each class."""
-    tokens: int
-    """The number of keys that are tokens and have a distance to the rows; 0 in cross-attention."""
+    classes: Bool[Tensor, "batch class row"]  # the rows of the layer that belong to each class
+    tokens: int  # the number of keys that are tokens and have a distance to the rows; 0 in cross-attention
     by_key: Float[Tensor, "batch head class key"]
     by_diagonal: Float[Tensor, "batch head class diagonal"]
     """By j − i of row i and key j, counted from the first key of the last row."""

@@ -35,19 +35,13 @@ class Relative:
             [300.,  30.]])
     """
 
-    keys: Float[Tensor, "head place d_head"] | None
-    """K; None without `content_to_position`."""
-    queries: Float[Tensor, "head place d_head"] | None
-    """Q; None without `position_to_content`."""
-    place: Int[Tensor, " distance"]
-    """The row of the tables for each distance, from the least to the largest."""
-    zero: int
-    """The index of distance 0 in `place`."""
-    query_at: Int[Tensor, " query"]
-    """The position of each query."""
+    keys: Float[Tensor, "head place d_head"] | None  # K; None without `content_to_position`
+    queries: Float[Tensor, "head place d_head"] | None  # Q; None without `position_to_content`
+    place: Int[Tensor, " distance"]  # the row of the tables for each distance, from the least to the largest
+    zero: int  # the index of distance 0 in `place`
+    query_at: Int[Tensor, " query"]  # the position of each query
     key_at: Int[Tensor, " key"]
-    alone: Float[Tensor, "head place"] | None = None
-    """u, unscaled; None without a bias for each distance."""
+    alone: Float[Tensor, "head place"] | None = None  # u, unscaled; None without a bias for each distance
     by_input: bool = False
     """Whether `content_to_position` uses only the part of q that comes from the input, and the bias counts as
     `position` (XLNet, where biases are not part of q).

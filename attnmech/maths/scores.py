@@ -51,8 +51,7 @@ from .norms import FrozenNorm
 from .precision import least_rounding, product_rounding, steps_rounding
 from .relative import RELATIVE_TERMS, Relative
 
-Rotate = Callable[[Tensor], Tensor]
-"""Rotates `[batch head position d_head]` by the angles of each position."""
+Rotate = Callable[[Tensor], Tensor]  # rotates `[batch head position d_head]` by the angles of each position
 
 
 @dataclass(frozen=True)
@@ -352,10 +351,8 @@ def _whole(from_input: Tensor, from_bias: Tensor | None) -> Float[Tensor, "batch
 class Rounded:
     """The norms of a layer's queries or keys, and how far rounding may move each entry."""
 
-    norm: Float[Tensor, "*places"]
-    """‖|part from the input| + |part from the bias|‖, as they enter the score."""
-    error: Float[Tensor, "*places"]
-    """δ, the rounding of one entry."""
+    norm: Float[Tensor, "*places"]  # ‖|part from the input| + |part from the bias|‖, as they enter the score
+    error: Float[Tensor, "*places"]  # δ, the rounding of one entry
 
     def at(self, place: Callable[[Tensor], Tensor]) -> "Rounded":
         """Returns the same numbers at other indices, such as some rows or cells."""

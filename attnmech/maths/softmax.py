@@ -74,11 +74,9 @@ class Attention:
 class Top:
     """The two highest values of each row; they are equal if the highest is tied."""
 
-    key: Int[Tensor, "*places"]
-    """The index of the highest value; any index if several are equal."""
+    key: Int[Tensor, "*places"]  # the index of the highest value; any index if several are equal
     first: Float[Tensor, "*places"]
-    second: Float[Tensor, "*places"]
-    """0 in a row of one key."""
+    second: Float[Tensor, "*places"]  # 0 in a row of one key
 
 
 def top_two(values: Float[Tensor, "*places key"]) -> Top:

@@ -21,12 +21,9 @@ from .updates import cosine
 class AgainstStream:
     """What each head writes for each token, compared with the stream there, before the norm that follows attention."""
 
-    norm: Float[Tensor, "*layers batch head position"]
-    """‖u‖."""
-    product: Float[Tensor, "*layers batch head position"]
-    """u · x."""
-    stream: Float[Tensor, "*layers batch position"]
-    """‖x‖."""
+    norm: Float[Tensor, "*layers batch head position"]  # ‖u‖
+    product: Float[Tensor, "*layers batch head position"]  # u · x
+    stream: Float[Tensor, "*layers batch position"]  # ‖x‖
 
     @cached_property
     def magnitude(self) -> Float[Tensor, "*layers batch head position"]:
@@ -47,16 +44,12 @@ class LayerRows:
     """The key to which each row attends most; −1 where it has no choice. Keys beyond the values that were read are not
     tokens.
     """
-    real: Bool[Tensor, "batch row"]
-    """The rows that are tokens."""
-    begins: Int[Tensor, " batch"]
-    """The first key of each text."""
+    real: Bool[Tensor, "batch row"]  # the rows that are tokens
+    begins: Int[Tensor, " batch"]  # the first key of each text
     by_token: Float[Tensor, "*layers batch row"]
     """The factor by which the norm that follows attention multiplies a row's update."""
-    aligned: bool
-    """Whether queries and keys are the same tokens."""
-    by_global: Bool[Tensor, "batch row"] | None = None
-    """The rows of global tokens, which may read separate values."""
+    aligned: bool  # whether queries and keys are the same tokens
+    by_global: Bool[Tensor, "batch row"] | None = None  # the rows of global tokens, which may read separate values
 
 
 def update_statistics(
@@ -87,8 +80,7 @@ class Target:
     orientation: Float[Tensor, "*layers batch head row"]
     compared: Bool[Tensor, "*layers batch head row"]
     """Whether the most attended key exists and is a token with a nonzero stream."""
-    directed: Bool[Tensor, "*layers batch head row"]
-    """Whether the key's value is nonzero as well."""
+    directed: Bool[Tensor, "*layers batch head row"]  # whether the key's value is nonzero as well
 
     def but(self, rows: Bool[Tensor, "batch 1 row"], other: "Target") -> "Target":
         """Returns a copy with the numbers of another target in some rows."""
@@ -110,8 +102,7 @@ def _target(read: AgainstStream, rows: LayerRows) -> Target:
 class UpdateRows:
     """The rows of some layers, as the formulas of `STATISTICS` read them."""
 
-    written: AgainstStream
-    """What each head writes, after the norm that follows attention."""
+    written: AgainstStream  # what each head writes, after the norm that follows attention
     target: Target
     rows: LayerRows
 

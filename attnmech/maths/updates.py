@@ -107,12 +107,9 @@ def cosine(
 class StreamPair:
     """The norms of two streams and their product, for every token."""
 
-    norm: Float[Tensor, "*layers batch position"]
-    """‖u‖."""
-    stream: Float[Tensor, "*layers batch position"]
-    """‖x‖."""
-    product: Float[Tensor, "*layers batch position"]
-    """u · x."""
+    norm: Float[Tensor, "*layers batch position"]  # ‖u‖
+    stream: Float[Tensor, "*layers batch position"]  # ‖x‖
+    product: Float[Tensor, "*layers batch position"]  # u · x
     rest: Float[Tensor, "*layers batch position"]
     """‖u − b c‖ for a constant c and one factor b per token; ‖u‖ without a constant."""
 

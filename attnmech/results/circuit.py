@@ -18,8 +18,7 @@ from ..basics.public import public
 from ..errors import InputError
 from .graph import EMBEDDING, LOGITS, Graph, head_of
 
-Edge = tuple[str, str]
-"""(sender, receiver), such as ("L0H3", "L2H1 k")."""
+Edge = tuple[str, str]  # (sender, receiver), such as ("L0H3", "L2H1 k")
 
 _NODE: Final = re.compile(rf"{EMBEDDING}|L\d+H\d+|L\d+ MLP")
 _RECEIVER: Final = re.compile(rf"L\d+H\d+ [qkv]|L\d+KV\d+ [kv]|L\d+ MLP|{LOGITS}")

@@ -11,11 +11,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-EMBEDDING: Final = "embedding"
-"""The first stream: embeddings of tokens and positions, after their norm."""
+EMBEDDING: Final = "embedding"  # the first stream: embeddings of tokens and positions, after their norm
 LOGITS: Final = "logits"
-INPUTS: Final = ("q", "k", "v")
-"""The inputs of a head."""
+INPUTS: Final = ("q", "k", "v")  # the inputs of a head
 
 
 def head_of(node: str) -> tuple[int, int] | None:
@@ -48,8 +46,7 @@ class Graph:
     n_heads: int
     n_kv_heads: int
     mlps: bool
-    parallel: bool
-    """Whether attention and MLP of a layer read the same stream."""
+    parallel: bool  # whether attention and MLP of a layer read the same stream
 
     @cached_property
     def senders(self) -> tuple[str, ...]:

@@ -19,8 +19,7 @@ from ..draw.section import Section
 from ..draw.text import with_minus_signs
 from ..maths.outliers import robust_scores, spread_of
 
-MOST_LISTED: Final = 8
-"""The largest number of numbers on a card; the table has all."""
+MOST_LISTED: Final = 8  # the largest number of numbers on a card; the table has all
 
 ROUNDING: Final = 1e-5
 """Numbers that are this small in every head, or alike to this share, are rounding and say nothing about a head."""

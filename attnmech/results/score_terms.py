@@ -19,11 +19,9 @@ from ..errors import InputError, MissingPointError
 from ..maths.scores import ScoreParts
 from .by_layer import table_of
 
-MAX_TERM_BYTES: Final = 2 * 2**30
-"""The maximum number of bytes of a term that is built at once."""
+MAX_TERM_BYTES: Final = 2 * 2**30  # the maximum number of bytes of a term that is built at once
 
-ROUGH: Final = 64
-"""A text's own means are rough if they are over fewer tokens than this."""
+ROUGH: Final = 64  # a text's own means are rough if they are over fewer tokens than this
 
 
 @dataclass(frozen=True)

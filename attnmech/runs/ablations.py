@@ -11,8 +11,7 @@ from ..model.inputs.encoder import Inputs
 from ..model.run.hooked import HookedModel, require_model
 from .reference import mean_z, resampled_z
 
-METHODS: Final = ("zero", "mean", "resample")
-"""The values that can replace z."""
+METHODS: Final = ("zero", "mean", "resample")  # the values that can replace z
 
 
 @dataclass(frozen=True)
@@ -20,11 +19,9 @@ class Ablations:
     """One way to ablate heads, as interventions."""
 
     method: str
-    values: Sequence[Mapping[int, Values]]
-    """The values that replace z in each layer, draw by draw; empty for zero."""
+    values: Sequence[Mapping[int, Values]]  # the values that replace z in each layer, draw by draw; empty for zero
     stack: str
-    template: Intervention | None = None
-    """The intervention that is applied to each head, if there is one."""
+    template: Intervention | None = None  # the intervention that is applied to each head, if there is one
 
     @classmethod
     def of(

@@ -108,8 +108,7 @@ class Corpus(Documents):
         return sum(1 for _ in self)
 
 
-A_BATCH: Final = 128
-"""The fixed cost of a batch, in tokens."""
+A_BATCH: Final = 128  # the fixed cost of a batch, in tokens
 
 
 @dataclass(frozen=True)
@@ -117,10 +116,8 @@ class CorpusBatch:
     """Some documents of a corpus, ready for the model."""
 
     batch: Batch
-    documents: Int[Tensor, " batch"]
-    """The number of the document in each row."""
-    truncated: int
-    """The number of these documents that were cut to the model's number of positions."""
+    documents: Int[Tensor, " batch"]  # the number of the document in each row
+    truncated: int  # the number of these documents that were cut to the model's number of positions
     digest: str
     """SHA-256 over all tokens up to the end of the window of documents to which this batch belongs: readings with the
     same digest have had the same batches so far."""

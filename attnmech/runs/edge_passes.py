@@ -31,12 +31,9 @@ from .residual_graph import OF_SENDERS, Steps, require_one_sum
 class Written:
     """What the senders of a layer write in one pass, and the change to what they write in the other run."""
 
-    raw: Float[Tensor, "batch position d_model"]
-    """attn_raw in this pass."""
-    heads: Float[Tensor, "head batch position d_model"]
-    """The change of attn_raw, head by head."""
-    mlp: Float[Tensor, "batch position d_model"] | None
-    """The change of mlp_out."""
+    raw: Float[Tensor, "batch position d_model"]  # attn_raw in this pass
+    heads: Float[Tensor, "head batch position d_model"]  # the change of attn_raw, head by head
+    mlp: Float[Tensor, "batch position d_model"] | None  # the change of mlp_out
 
 
 class EdgePasses:

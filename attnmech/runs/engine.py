@@ -204,10 +204,8 @@ class After:
     """The measurements under some changes."""
 
     metric: Float[Tensor, "change batch"]
-    shift: Float[Tensor, "change batch layer head"] | None = None
-    """The shift of each pattern."""
-    keyless: Int[Tensor, "change batch"] | None = None
-    """The number of rows, over all heads, that are left without keys."""
+    shift: Float[Tensor, "change batch layer head"] | None = None  # the shift of each pattern
+    keyless: Int[Tensor, "change batch"] | None = None  # the number of rows, over all heads, that are left without keys
 
 
 class Texts:

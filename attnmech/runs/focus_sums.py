@@ -19,8 +19,7 @@ from .reducer import HeldLayers, Reducer, Run, State
 from .row_means import RowMeans, closed, sum_of_states
 from .token_types import ROW_CLASSES, TOKEN_TYPES, row_classes, token_types
 
-BY_ROW: Final = (*RowMeans._BY_ROW, "top_key")
-"""The entries that are kept row by row, for texts that are run together."""
+BY_ROW: Final = (*RowMeans._BY_ROW, "top_key")  # the entries that are kept row by row, for texts that are run together
 
 
 @dataclass(frozen=True)

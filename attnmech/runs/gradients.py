@@ -11,8 +11,7 @@ from ..batch import Batch
 from ..model.run.hooked import HookedModel
 from .metrics import Metric, require_finite
 
-STEP_TOKENS: Final = 2048
-"""The approximate number of tokens in one pass."""
+STEP_TOKENS: Final = 2048  # the approximate number of tokens in one pass
 
 
 def tokens_at_once(model: HookedModel, memory: float) -> int:

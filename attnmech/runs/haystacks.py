@@ -14,14 +14,11 @@ from ..model.reading.unembedding import tokens_with_logits
 from ..model.run.hooked import HookedModel
 from ..model.structure.text_part import text_setting
 
-COUNT: Final = 24
-"""The number of texts."""
+COUNT: Final = 24  # the number of texts
 
-NEEDLE: Final = 12
-"""The number of tokens of a needle."""
+NEEDLE: Final = 12  # the number of tokens of a needle
 
-CUE: Final = 4
-"""The number of these tokens at the end of a text, after which the others are requested."""
+CUE: Final = 4  # the number of these tokens at the end of a text, after which the others are requested
 
 REQUESTED: Final = NEEDLE - CUE
 
@@ -36,8 +33,7 @@ class Haystacks:
     begin: Int[Tensor, " first"]
     filler: Int[Tensor, "text filler"]
     needles: Int[Tensor, "text needle"]
-    depths: Sequence[int]
-    """The number of fillers before each needle."""
+    depths: Sequence[int]  # the number of fillers before each needle
 
     @classmethod
     def of(cls, model: HookedModel, tokens: int, seed: int) -> "Haystacks":

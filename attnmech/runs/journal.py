@@ -120,12 +120,9 @@ def _locked(path: Path, real: Path) -> Iterator[None]:
 class Entry:
     """The progress of a run."""
 
-    tensors: Mapping[str, Tensor]
-    """Everything that the run has accumulated, under any names."""
-    batches: int
-    """The number of batches that the entry covers."""
-    digest: str
-    """`CorpusBatch.digest` of the last batch."""
+    tensors: Mapping[str, Tensor]  # everything that the run has accumulated, under any names
+    batches: int  # the number of batches that the entry covers
+    digest: str  # `CorpusBatch.digest` of the last batch
     counters: Mapping[str, int] = field(default_factory=dict)
 
 

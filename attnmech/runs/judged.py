@@ -22,8 +22,7 @@ class JudgedTexts:
 
     parts: Sequence[CorpusBatch]
     judge: Metric
-    text_of: Int[Tensor, " input"]
-    """For each input, the number of its text."""
+    text_of: Int[Tensor, " input"]  # for each input, the number of its text
     masked: Int[Tensor, " input"] | None = None
     """The number of tokens masked in each copy; None if the inputs are the texts."""
 

@@ -53,8 +53,7 @@ OUTPUT_METRICS: Final = {
 SAME_METRIC: Final = 1e-5
 """The relative difference below which two runs' metrics count as equal, because rounding can produce it."""
 
-IGNORED: Final = -100
-"""The class in `answers` that marks ignored positions, as in transformers."""
+IGNORED: Final = -100  # the class in `answers` that marks ignored positions, as in transformers
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ class Metric:
     """A function of the full output: a user's own, or one of `OUTPUT_METRICS`."""
     answers: Shaped[Tensor, "*output"] | None = None
     against: Int[Tensor, " text"] | None = None
-    has_name: bool = True
-    """Whether the metric was given as a name, not as a function."""
+    has_name: bool = True  # whether the metric was given as a name, not as a function
     endings: Int[Tensor, "text longest"] | None = None
     """The ids of the answers for "log_probability", each at the end of its row, preceded by -1."""
     mask_id: int | None = None

@@ -77,13 +77,10 @@ class Judging:
     """Computes a metric from the output of copies of a batch."""
 
     batch: Batch
-    queries: Batch
-    """The batch whose tokens the rows of the output belong to."""
-    blocks: Blocks | None
-    """Computes logits from streams; None if the outputs are logits already."""
+    queries: Batch  # the batch whose tokens the rows of the output belong to
+    blocks: Blocks | None  # computes logits from streams; None if the outputs are logits already
     clean: Output
-    rows_at_once: int
-    """The number of tokens with logits that fit into the memory."""
+    rows_at_once: int  # the number of tokens with logits that fit into the memory
 
     def of(self, output: Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
         if judge.compute is not None or judge.of_output:  # which need the full output, not only rows of logits

@@ -20,10 +20,8 @@ class PromptPairs:
 
     clean: list[CorpusBatch]
     corrupted: list[CorpusBatch]
-    prompts: tuple[Any, Any]
-    """The clean and the corrupted prompts, as the caller passed them."""
-    lengths: list[int]
-    """The length of each pair, in tokens of the output's stack."""
+    prompts: tuple[Any, Any]  # the clean and the corrupted prompts, as the caller passed them
+    lengths: list[int]  # the length of each pair, in tokens of the output's stack
     stack: str
 
     @classmethod

@@ -16,8 +16,7 @@ from ..model.reading.writers import pictures_added, why_blocks_do_not_add
 from ..model.run.hooked import HookedModel
 from ..results.graph import INPUTS, Graph
 
-OF_SENDERS: Final = ("z", "mlp_out")
-"""The points of a layer at which its senders write."""
+OF_SENDERS: Final = ("z", "mlp_out")  # the points of a layer at which its senders write
 
 
 def graph_of(model: HookedModel, *, mlps: bool = True) -> Graph:

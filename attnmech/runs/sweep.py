@@ -44,8 +44,7 @@ LATER: Final = ("recompute", "frozen")
 class Swept:
     """The measurements of a sweep."""
 
-    before: Float[Tensor, " text"]
-    """The metric of each text, with nothing changed."""
+    before: Float[Tensor, " text"]  # the metric of each text, with nothing changed
     after: Float[Tensor, "change text"]
     """The metric under each change; NaN if the sweep was interrupted before it was measured."""
     documents: int
@@ -267,8 +266,7 @@ class Measured:
     """The measurements under some changes that share a pass, on some texts."""
 
     documents: Int[Tensor, " text"]
-    group: list[int]
-    """The numbers of the changes."""
+    group: list[int]  # the numbers of the changes
     before: Float[Tensor, " text"]
     after: After
 

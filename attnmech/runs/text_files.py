@@ -22,8 +22,7 @@ from ..errors import InputError
 ROWS_AT_ONCE: Final = 256
 """This many rows of a Parquet file are in memory at once; this many of a CSV file show which columns hold text."""
 
-READ_AT_ONCE: Final = 2**16
-"""This many bytes of a Parquet file are read at once."""
+READ_AT_ONCE: Final = 2**16  # this many bytes of a Parquet file are read at once
 
 _COLUMN: Final = "text"
 _LONGEST_CELL: Final = 2**31 - 1
@@ -64,8 +63,7 @@ def texts_of_file(path: Readable, column: str | None = None) -> Iterator[str]:
     return (text for text in texts if text.strip())
 
 
-Unpack = Callable[[Any], Any] | None
-"""Opens a compressed file from its bytes; None for a file that is not compressed."""
+Unpack = Callable[[Any], Any] | None  # opens a compressed file from its bytes; None for a file that is not compressed
 
 _COMPRESSED: Final[Mapping[str, Callable[[Any], Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 

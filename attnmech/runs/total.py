@@ -22,13 +22,10 @@ class Covered:
     """The part of a corpus that some states cover."""
 
     batches: int
-    documents: range
-    """A range that begins at the smallest number of a document, with one entry for each document."""
+    documents: range  # a range that begins at the smallest number of a document, with one entry for each document
     truncated: int
-    digest: str
-    """`CorpusBatch.digest` of the last batch."""
-    left_out: tuple[int, ...] = ()
-    """The numbers of documents on which workers ended; they are included in `documents`."""
+    digest: str  # `CorpusBatch.digest` of the last batch
+    left_out: tuple[int, ...] = ()  # the numbers of documents on which workers ended; they are included in `documents`
 
     @classmethod
     def of(cls, part: CorpusBatch) -> "Covered":

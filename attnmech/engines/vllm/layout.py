@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ...errors import InputError
 
-_BASE = 128
-"""Numbers are written digit by digit; integers up to this are exact in 16 bits."""
+_BASE = 128  # numbers are written digit by digit; integers up to this are exact in 16 bits
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,8 @@ class Paged:
     """Keys or values in a paged cache."""
 
     blocks: Float[Tensor, "block ..."]
-    index: Int[Tensor, "slot kv_head d"]
-    """The place of each number in its block, in the order of its axes."""
-    view: Float[Tensor, "kv_head block slot d"] | None
-    """The same as a view of the cache, if places follow from strides."""
+    index: Int[Tensor, "slot kv_head d"]  # the place of each number in its block, in the order of its axes
+    view: Float[Tensor, "kv_head block slot d"] | None  # the same as a view of the cache, if places follow from strides
 
     @classmethod
     def of(cls, blocks: Tensor, index: Int[Tensor, "slot kv_head d"]) -> "Paged":

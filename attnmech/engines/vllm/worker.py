@@ -25,8 +25,7 @@ from ..saved import LIMITS
 from ..spans import SpanTotals
 from .layout import Paged, layout_of
 
-_STEPS_PER_PROOF: Final = 8
-"""Rows of answers are proved in every eighth step, those of prompts in every step."""
+_STEPS_PER_PROOF: Final = 8  # rows of answers are proved in every eighth step, those of prompts in every step
 
 
 class Heads:
@@ -76,8 +75,7 @@ class Hooks:
     watch: "Watch | None" = None
     factors: dict[int, Tensor] = field(default_factory=dict)
     """What each head of a layer is multiplied by, on this worker."""
-    scaled: Sequence[tuple[int, int, float]] = ()
-    """The factors of all workers: layer, head, factor."""
+    scaled: Sequence[tuple[int, int, float]] = ()  # the factors of all workers: layer, head, factor
 
     def install(self) -> None:
         """Puts hooks where they are needed, and takes away all others."""
@@ -145,13 +143,10 @@ class Request:
     """A request that has not ended."""
 
     prompt: Sequence[int]
-    ignored: bool
-    """Whether it had begun to write when watching began."""
-    done: int = 0
-    """The position up to which rows have been seen, or left out."""
+    ignored: bool  # whether it had begun to write when watching began
+    done: int = 0  # the position up to which rows have been seen, or left out
     seen: int = 0
-    written: dict[int, int] = field(default_factory=dict)
-    """The generated tokens, by position."""
+    written: dict[int, int] = field(default_factory=dict)  # the generated tokens, by position
 
     @property
     def ids(self) -> list[int]:
@@ -365,17 +360,12 @@ class _Step:
     """One step of the engine."""
 
     names: Sequence[str]
-    starts: Sequence[int]
-    """The first row of each request in the step's tensors."""
-    lengths: Sequence[int]
-    """The number of tokens of each request, those of the step included."""
-    ids: Tensor
-    """The token of each row."""
-    counts: dict[str, int]
-    """The number of rows of each request, those that are computed again included."""
+    starts: Sequence[int]  # the first row of each request in the step's tensors
+    lengths: Sequence[int]  # the number of tokens of each request, those of the step included
+    ids: Tensor  # the token of each row
+    counts: dict[str, int]  # the number of rows of each request, those that are computed again included
     groups: Sequence[Group]
-    proved: Sequence[Group]
-    """The groups whose rows are proved."""
+    proved: Sequence[Group]  # the groups whose rows are proved
     layers: set[int] = field(default_factory=set)
 
     def rows_of(self, group: Group, device: torch.device) -> Tensor:

@@ -36,8 +36,7 @@ class Applied:
     heads: Mapping[int, tuple[int, ...]]
     """The layers that it changes, each with the heads that it changes there (none at a point of the stream)."""
     part: BatchPart = field(default_factory=BatchPart)
-    ledger: Ledger | None = None
-    """The function that splits the scores, if the intervention scales a term of them."""
+    ledger: Ledger | None = None  # the function that splits the scores, if the intervention scales a term of them
 
     def cells(self, layer: int) -> tuple[slice, list[int]]:
         """The texts and heads that it changes in a layer, as an index into `[batch head ...]`."""
@@ -221,8 +220,7 @@ class AppliedByPoint:
 
     at_points: Mapping[PointKey, tuple[Applied, ...]] = field(default_factory=dict)
     in_attention: Mapping[tuple[str, int], AppliedInLayer] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
-    """The sentence of each intervention."""
+    names: tuple[str, ...] = ()  # the sentence of each intervention
 
     @classmethod
     def of(cls, changes: Sequence[Applied]) -> "AppliedByPoint":

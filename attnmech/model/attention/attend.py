@@ -30,8 +30,7 @@ from ..parts.mask import MaskRule, mask_rule, rule_of
 from .in_force import InForce
 from .observed import LayerAttention, RowBlock
 
-IMPLEMENTATION: Final = "attnmech"
-"""The name under which transformers finds `attend` (`config._attn_implementation`)."""
+IMPLEMENTATION: Final = "attnmech"  # the name under which transformers finds `attend` (`config._attn_implementation`)
 
 
 def attend(
@@ -280,8 +279,7 @@ class Site:
     stack: str = ""
     kv_heads: int = 0
     """The number of key-value heads of the projections; 0 if nothing expands them before the attention."""
-    gated: bool = False
-    """Whether a gate makes z only after the attention."""
+    gated: bool = False  # whether a gate makes z only after the attention
 
     def point(self, name: str) -> str:
         return full_name(self.stack, name)

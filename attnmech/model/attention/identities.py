@@ -59,10 +59,8 @@ class StackTraits:
     post_norm: bool
     has_mlp: bool
     interposed: str
-    chained: bool
-    """Whether a layer continues from where the previous layer ended."""
-    has_mixer: bool = False
-    """Whether a mixer writes into the stream in the same step as attention."""
+    chained: bool  # whether a layer continues from where the previous layer ended
+    has_mixer: bool = False  # whether a mixer writes into the stream in the same step as attention
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,7 @@ class Equations:
 
     identities: tuple[tuple[str, str, int], ...]
     signs: Float[Tensor, "identity quantity"]
-    streams: int
-    """The number of quantities of the stream; the remaining quantities are z."""
+    streams: int  # the number of quantities of the stream; the remaining quantities are z
     _placed: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def on(self, device: torch.device, dtype: torch.dtype, *, rounding: tuple[float, float]) -> tuple[Tensor, Tensor]:

@@ -52,10 +52,8 @@ class Part:
     """The blocks that a pass runs; the other blocks pass the stream on unchanged."""
 
     start: int
-    stop: int
-    """The first block after those that run."""
-    stream: Float[Tensor, "batch position d_model"] | None = None
-    """The input of block `start`; None if `start` is 0."""
+    stop: int  # the first block after those that run
+    stream: Float[Tensor, "batch position d_model"] | None = None  # the input of block `start`; None if `start` is 0
     keep: frozenset[int] = frozenset()
     """The blocks whose input is kept, before hooks there; the number of blocks means the output of the last."""
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
@@ -75,8 +73,7 @@ _AFTER_KEYS: Final = frozenset(
 class Earlier:
     """What a generation with a cache keeps of earlier passes: the rows that edits need of all tokens."""
 
-    last: int | None = None
-    """The model's last block, if it has attention; no cached key or value depends on its output."""
+    last: int | None = None  # the model's last block, if it has attention; no cached key or value depends on its output
     _rows: dict[Any, Tensor] = field(default_factory=dict)
 
     def joined(self, key: Any, value: Tensor, length: int, axis: int = 1, hidden: float = 0.0) -> Tensor:
@@ -125,31 +122,21 @@ class Pass:
     batch: Batch
     captures: frozenset[PointKey] = frozenset()
     watch: Watch = field(default_factory=Watch)
-    gradients: bool = False
-    """Whether the pass will be differentiated; captured values must then be part of its graph."""
-    part: Part | None = None
-    """The blocks that it runs; None for all."""
+    gradients: bool = False  # whether the pass will be differentiated; captured values must then be part of its graph
+    part: Part | None = None  # the blocks that it runs; None for all
     values: dict[PointKey, Tensor] = field(default_factory=dict)
-    notes: Notes = field(default_factory=Notes)
-    """The notes of the current layer."""
-    reached: set[PointKey] = field(default_factory=set)
-    """The points that were passed to observers and freed."""
-    edits: Mapping[PointKey, Sequence[Hook]] = field(default_factory=dict)
-    """The hooks in force when the pass began."""
-    applied: AppliedByPoint = field(default_factory=AppliedByPoint)
-    """The interventions in force when the pass began."""
-    in_edit: bool = False
-    """Whether a hook is running."""
+    notes: Notes = field(default_factory=Notes)  # the notes of the current layer
+    reached: set[PointKey] = field(default_factory=set)  # the points that were passed to observers and freed
+    edits: Mapping[PointKey, Sequence[Hook]] = field(default_factory=dict)  # the hooks in force when the pass began
+    applied: AppliedByPoint = field(default_factory=AppliedByPoint)  # the interventions in force when the pass began
+    in_edit: bool = False  # whether a hook is running
     balance: Balance | None = None
     """The record that the running certificate compares when the pass ends; None in passes of the certificate itself."""
-    in_force: "InForce | None" = None
-    """Identifies the model that runs."""
-    outer: "Pass | None" = None
-    """The pass, of this or another model, during which this pass runs."""
+    in_force: "InForce | None" = None  # identifies the model that runs
+    outer: "Pass | None" = None  # the pass, of this or another model, during which this pass runs
     past: int = 0
     """The number of tokens of the batch whose keys and values come from a cache; the pass computes only later rows."""
-    earlier: Earlier | None = None
-    """Rows of earlier passes, in a generation with a cache."""
+    earlier: Earlier | None = None  # rows of earlier passes, in a generation with a cache
 
     def keeps(self, key: PointKey) -> bool:
         """Whether to keep the value of this point, for the result or until the layer's observers have seen it."""

@@ -21,15 +21,11 @@ from ..parts.mask import MaskRule
 class Notes:
     """Values of a layer, besides its points, from which terms of scores and values are computed."""
 
-    rotary: tuple[Tensor, Tensor] | None = None
-    """Cosine and sine tables, `[batch position d_rotary]`."""
-    make_query_norm: Callable[[], FrozenNorm] | None = None
-    """Makes `query_norm`, which few observers read."""
+    rotary: tuple[Tensor, Tensor] | None = None  # cosine and sine tables, `[batch position d_rotary]`
+    make_query_norm: Callable[[], FrozenNorm] | None = None  # makes `query_norm`, which few observers read
     make_key_norm: Callable[[], FrozenNorm] | None = None
-    gate: Tensor | None = None
-    """The factor of the pattern-weighted sum of v, `[batch position head d_value]`."""
-    ungated: Tensor | None = None
-    """The pattern-weighted sum of v before the gate, in a layer with a gate."""
+    gate: Tensor | None = None  # the factor of the pattern-weighted sum of v, `[batch position head d_value]`
+    ungated: Tensor | None = None  # the pattern-weighted sum of v before the gate, in a layer with a gate
     key_input: Tensor | None = None
     """The input from which keys and values are made, if it is another stack's stream (cross-attention)."""
     value_input: Tensor | None = None
@@ -37,21 +33,18 @@ class Notes:
     further_keys: Tensor | None = None
     """Keys that are not tokens, and follow the tokens, `[batch head key d_head]`; `further_values` has their values."""
     further_values: Tensor | None = None
-    latent: Tensor | None = None
-    """The latent from which keys and values are expanded, in a layer with latents."""
+    latent: Tensor | None = None  # the latent from which keys and values are expanded, in a layer with latents
     query_latent: Tensor | None = None
     """The latent from which queries are expanded; None if they are made from `attn_in`."""
     shared: Tensor | None = None
     """The output of the projection that makes the latent and the part of the keys that heads share."""
     edited_key: Tensor | None = None
     """The keys `[batch kv_head position d_head]` that scores use, if the keys of a layer with latents were edited."""
-    before_mlp: Tensor | None = None
-    """The stream that the MLP adds to, in a post-norm decoder."""
+    before_mlp: Tensor | None = None  # the stream that the MLP adds to, in a post-norm decoder
     mlp_part: Tensor | None = None
     """The summed outputs of the other modules, if several modules together form the MLP; added to the last one's
     output."""
-    attn_in: Tensor | None = None
-    """The point `attn_in`, noted only if an intervention scales a term of the scores."""
+    attn_in: Tensor | None = None  # the point `attn_in`, noted only if an intervention scales a term of the scores
 
     @property
     def query_norm(self) -> FrozenNorm | None:

@@ -57,8 +57,7 @@ class Product:
     factor: float = 1.0
     added: tuple[Tensor, ...] = ()
     rules: tuple[MaskRule, ...] = ()
-    seen: tuple[Tensor, ...] = ()
-    """Tensors that are True where a key is not hidden."""
+    seen: tuple[Tensor, ...] = ()  # tensors that are True where a key is not hidden
     zeroed: tuple[Tensor, ...] = ()
     """Tensors that are True where a score or, after the softmax, a weight was multiplied by 0; those keys must be
     hidden."""

@@ -49,8 +49,7 @@ class StoredTensor:
     """One tensor of a safetensors file, as described in its header."""
 
     shape: tuple[int, ...]
-    dtype: str
-    """Safetensors' name for the type of its numbers, such as "F32"."""
+    dtype: str  # safetensors' name for the type of its numbers, such as "F32"
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

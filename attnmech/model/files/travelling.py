@@ -28,8 +28,7 @@ from ..structure.copies import has_own_hooks
 from ..structure.rewritten import rewritten
 from .load import from_files
 
-PART_BYTES: Final = 2**28
-"""Weights are sent in parts of roughly this many bytes."""
+PART_BYTES: Final = 2**28  # weights are sent in parts of roughly this many bytes
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class Blueprint:
     files: str | None
     bos: bool | None
     dtype: torch.dtype
-    weights: str
-    """The SHA-256 of the model's config and weights."""
+    weights: str  # the SHA-256 of the model's config and weights
 
     @classmethod
     def of(cls, model: HookedModel) -> "Blueprint":

@@ -40,10 +40,8 @@ _BEFORE_BRIDGES: Final = ("HookedTransformer", "HookedEncoder", "HookedEncoderDe
 class Unbridged:
     """The model inside a bridge."""
 
-    bridged: PreTrainedModel
-    """The transformers model whose modules the bridge replaced."""
-    bridge: "TransformerBridge | None"
-    """The bridge; None if only its `original_model` is known."""
+    bridged: PreTrainedModel  # the transformers model whose modules the bridge replaced
+    bridge: "TransformerBridge | None"  # the bridge; None if only its `original_model` is known
 
     @property
     def tokenizer(self) -> Any:

@@ -60,22 +60,18 @@ class Encoder:
     further: Mapping[str, int | None]
     bos: bool | None
     device: torch.device
-    decoder_start: int | None = None
-    """The token with which the decoder starts, in an encoder-decoder model; else None."""
+    decoder_start: int | None = None  # the token with which the decoder starts, in an encoder-decoder model; else None
     global_tokens: Callable[[Batch], Tensor] | None = None
     """Finds the tokens of a batch that are global by default; None if the model has no global tokens."""
-    target_limit: int | None = None
-    """The number of positions of the decoder's texts."""
+    target_limit: int | None = None  # the number of positions of the decoder's texts
     first_position: Callable[[], int | None] = lambda: None
     """The number from which the model counts positions by default; None if it does not simply count them."""
     placeholders: Mapping[int, str] = field(default_factory=dict)
     """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
     ignores_zeros: Callable[[str], bool] = lambda name: False
     """Whether zeros as a further input of the model, by its name, change nothing."""
-    besides: Besides | None = None
-    """What the model takes among its tokens besides text; None for a model of text alone."""
-    placed: Callable[[Batch], Batch] = lambda batch: batch
-    """Names the tokens of pictures and sounds by what they hold."""
+    besides: Besides | None = None  # what the model takes among its tokens besides text; None for a model of text alone
+    placed: Callable[[Batch], Batch] = lambda batch: batch  # names the tokens of pictures and sounds by what they hold
 
     def __post_init__(self) -> None:
         self.unknown = unknown_id(self.tokenizer)  # the id of characters that the vocabulary lacks

@@ -41,10 +41,8 @@ class Part:
     entries: tuple[int, ...]
     """The indices of pictures or tiles `[channel height width]`, of flattened patches, or of a recording."""
     rows: tuple[int, int]
-    columns: tuple[int, int]
-    """The first and the one after the last; in a recording, of the frames."""
-    time: int | None = None
-    """The axis of a recording that is time; None for a picture."""
+    columns: tuple[int, int]  # the first and the one after the last; in a recording, of the frames
+    time: int | None = None  # the axis of a recording that is time; None for a picture
 
     def view(self, value: Shaped[Tensor, "..."]) -> Shaped[Tensor, "entry channel height width"]:
         """A tensor of the input's shape, arranged so that `where` is this part's index."""
@@ -75,8 +73,7 @@ class Held:
 
     parts: tuple[Part | None, ...]
     """None for a token that holds no rectangle, or shares its part of a picture with other tokens."""
-    replaced: tuple[bool, ...]
-    """False for a token that the model embeds as text, such as the marks around a picture."""
+    replaced: tuple[bool, ...]  # False for a token that the model embeds as text, such as the marks around a picture
 
 
 def held_by(

@@ -73,8 +73,7 @@ def names_of(config: Any, count: int) -> tuple[str, ...]:
 class ImageEncoder:
     """Turns images into a batch for one model."""
 
-    special: Final[frozenset[int]] = frozenset()
-    """Empty, since patches are not special tokens of a tokenizer."""
+    special: Final[frozenset[int]] = frozenset()  # empty, since patches are not special tokens of a tokenizer
 
     def __init__(
         self,

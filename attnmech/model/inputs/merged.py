@@ -22,14 +22,11 @@ Chat: TypeAlias = Sequence[Mapping[str, Any]]
 class Besides:
     """What a model takes among its tokens besides text."""
 
-    taken: frozenset[str]
-    """Names of the inputs that hold it, or that say which tokens it belongs to."""
+    taken: frozenset[str]  # names of the inputs that hold it, or that say which tokens it belongs to
     dtype: torch.dtype
-    kinds: Mapping[int, str]
-    """The ids of the tokens that stand for it, each with its kind: "image", "video" or "sound"."""
+    kinds: Mapping[int, str]  # the ids of the tokens that stand for it, each with its kind: "image", "video" or "sound"
     processor: Any = None
-    refused: str = ""
-    """Why none of it is read; empty if it is."""
+    refused: str = ""  # why none of it is read; empty if it is
 
     def reads(self, entry: Any) -> bool:
         """Whether an entry of a list of inputs holds pictures or sounds."""
@@ -80,8 +77,7 @@ class Merged:
     ids: Int[Tensor, " position"]
     by_token: Mapping[str, Int[Tensor, " position"]]
     senses: Mapping[str, Tensor]
-    pictures: Pictures | None = None
-    """The user's, if a processor made inputs of them."""
+    pictures: Pictures | None = None  # the user's, if a processor made inputs of them
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], taken: Collection[str], dtype: torch.dtype) -> "Merged":

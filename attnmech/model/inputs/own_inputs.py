@@ -48,8 +48,7 @@ class _Seen:
 class OwnEncoder:
     """Turns the arguments of the module into a batch."""
 
-    special: Final[frozenset[int]] = frozenset()
-    """Empty, since these positions are not special tokens of a tokenizer."""
+    special: Final[frozenset[int]] = frozenset()  # empty, since these positions are not special tokens of a tokenizer
 
     def __init__(self, original: OwnModule, labels: Labels, device: torch.device, example: Any) -> None:
         self.form: CallForm = original.form

@@ -28,8 +28,7 @@ _AT_ONCE: Final = 16  # the number of changed inputs in one batch
 class Lines:
     """The windows along one axis of an input, one for each row (or column) of patches."""
 
-    axis: int
-    """The axis of the input, not counting the batch axis."""
+    axis: int  # the axis of the input, not counting the batch axis
     length: int
     window: int
     step: int

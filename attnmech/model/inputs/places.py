@@ -31,19 +31,14 @@ class Place:
     """The part of a picture or sound that one token holds. All numbers count from 1."""
 
     kind: Kind
-    number: int
-    """Which of the text's pictures, or of its sounds."""
-    tile: int | None = None
-    """Which tile of the picture, or frame of the video; None for a picture in one piece."""
+    number: int  # which of the text's pictures, or of its sounds
+    tile: int | None = None  # which tile of the picture, or frame of the video; None for a picture in one piece
     row: int | None = None
-    column: int | None = None
-    """Within the tile, or within the picture; None if its tokens form no grid."""
+    column: int | None = None  # within the tile, or within the picture; None if its tokens form no grid
     box: Box | None = None
     """Left, top, right, bottom as fractions of the user's picture; None without its processor, and for padding."""
-    frames: tuple[int, int] | None = None
-    """The first and the last frame of the sound."""
-    seconds: float | None = None
-    """The middle of these frames; None without the sound's processor."""
+    frames: tuple[int, int] | None = None  # the first and the last frame of the sound
+    seconds: float | None = None  # the middle of these frames; None without the sound's processor
 
     @property
     def label(self) -> str | None:

@@ -86,8 +86,7 @@ class Prepared:
     reads: Kind
     argument: str
     channels: int = 3
-    seconds: float | None = None
-    """The longest recording, in seconds; None if any length works."""
+    seconds: float | None = None  # the longest recording, in seconds; None if any length works
 
     def __call__(self, inputs: Any) -> Mapping[str, Any]:
         """The model's inputs for one picture or recording, or a list of them."""
@@ -132,12 +131,10 @@ class Prepared:
 class Pictures:
     """The user's pictures of one text, and how they become the model's inputs."""
 
-    sizes: Sequence[tuple[int, int]]
-    """The width and height of each picture, in the order of the text."""
+    sizes: Sequence[tuple[int, int]]  # the width and height of each picture, in the order of the text
     processed: Callable[[Sequence[Any]], Mapping[str, Any]]
     """Makes the model's inputs from Pillow images of these sizes, in place of the user's: the same text and options."""
-    images: Sequence[Any] = ()
-    """The user's, as Pillow images."""
+    images: Sequence[Any] = ()  # the user's, as Pillow images
 
 
 def both_processed(

@@ -15,16 +15,14 @@ from .images import names_of
 from .patches import Lines, patch_places
 from .processors import Prepared
 
-RATE: Final = 16_000
-"""Samples per second, unless the model's config or processor gives another rate."""
+RATE: Final = 16_000  # samples per second, unless the model's config or processor gives another rate
 _HOP: Final = 160  # samples between two columns of a spectrogram, unless the config or the processor says otherwise
 
 
 class SoundEncoder:
     """Turns recordings into a batch for one model."""
 
-    special: Final[frozenset[int]] = frozenset()
-    """Empty, since frames are not special tokens of a tokenizer."""
+    special: Final[frozenset[int]] = frozenset()  # empty, since frames are not special tokens of a tokenizer
 
     def __init__(self, signal: Signal, front: FrontEnd, config: Any, *, like: Tensor, processor: Any) -> None:
         self.signal, self._front = signal, front

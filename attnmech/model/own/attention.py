@@ -133,8 +133,7 @@ class Described:
     scale: float
     shows: bool | None
     """Whether True (or 1) in the mask shows a key; None if there is no mask, or the mask is added to the scores."""
-    causal: bool = False
-    """Whether no query sees a later key."""
+    causal: bool = False  # whether no query sees a later key
 
 
 class DescribedAttention(StandIn):

@@ -35,8 +35,7 @@ class Axis:
     kind: str
     """"batch" at `at`; "new" if the axis is inserted there; "shared" by all texts; "nested", one tensor per text."""
     at: int = 0
-    per_text: int = 1
-    """The number of entries of the axis per text (a mask [texts · heads, query, key] has several)."""
+    per_text: int = 1  # the number of entries of the axis per text (a mask [texts · heads, query, key] has several)
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,8 @@ class CallForm:
     """The form of a call: its arguments, which of them are tensors, and the batch axis of each tensor."""
 
     names: tuple[str, ...]
-    spec: Any
-    """torch's description of the structure of the arguments."""
-    fixed: Mapping[str, Any]
-    """The arguments that are not tensors, as in the example."""
+    spec: Any  # torch's description of the structure of the arguments
+    fixed: Mapping[str, Any]  # the arguments that are not tensors, as in the example
     axes: Mapping[str, Axis]
     same: Mapping[str, str]
     """Maps each argument that is the same tensor as an earlier one (a key that is the query, say) to that argument."""

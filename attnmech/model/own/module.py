@@ -31,10 +31,8 @@ NO_TOKENS: Final = "it is a module of your own, which reads tensors instead of t
 class OwnOutput:
     """The output of a pass, under transformers' names."""
 
-    logits: Tensor
-    """The first floating-point tensor that the module returns, with one row per text first."""
-    whole: Any
-    """Everything that the module returns."""
+    logits: Tensor  # the first floating-point tensor that the module returns, with one row per text first
+    whole: Any  # everything that the module returns
     attentions: tuple[Tensor | None, ...] | None = None
     encoder_attentions: tuple[Tensor | None, ...] | None = None
     decoder_attentions: tuple[Tensor | None, ...] | None = None
@@ -46,10 +44,8 @@ class Layer:
     """The place of one layer of a stack in the module."""
 
     stack: str
-    block: str
-    """The path of its block, below the adapter."""
-    attention: str
-    """The path of its `nn.MultiheadAttention`, or of the module that replaces it."""
+    block: str  # the path of its block, below the adapter
+    attention: str  # the path of its `nn.MultiheadAttention`, or of the module that replaces it
 
 
 class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]

@@ -26,12 +26,9 @@ class Use:
 
     path: str
     batched: bool
-    own: bool
-    """Whether queries and keys are made from the same tensor (self-attention)."""
-    z: Float[Tensor, "batch query features"]
-    """The input of W_O; for an attention that the user only names, its output."""
-    keys: int
-    """The number of keys that are made from the input."""
+    own: bool  # whether queries and keys are made from the same tensor (self-attention)
+    z: Float[Tensor, "batch query features"]  # the input of W_O; for an attention that the user only names, its output
+    keys: int  # the number of keys that are made from the input
     order: int
     masked: Masked | None = None
     mha: OurMultiheadAttention | None = None

@@ -35,8 +35,7 @@ class MaskRule:
     """A position bias that the model adds to its scores together with its mask (BEiT)."""
     _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    ndim = 0
-    """Models that would inspect a mask tensor (Falcon) see that this is not one."""
+    ndim = 0  # models that would inspect a mask tensor (Falcon) see that this is not one
 
     @property
     def causal(self) -> bool:

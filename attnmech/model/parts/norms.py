@@ -153,8 +153,7 @@ class NormScale:
     `by_dimension` can be folded into the matrix that writes a; `by_token` then multiplies the result.
     """
 
-    by_dimension: Float[Tensor, " d_model"] | None
-    """None if there is no norm."""
+    by_dimension: Float[Tensor, " d_model"] | None  # None if there is no norm
     by_token: Float[Tensor, "batch position"]
 
     def folded(self, written: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:

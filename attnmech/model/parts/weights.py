@@ -125,11 +125,9 @@ class Columns:
 class Latent:
     """The latent of queries, or of keys and values: N((attn_in W + b)[columns])."""
 
-    projection: str
-    """The path of the module with W and b, within the attention module."""
+    projection: str  # the path of the module with W and b, within the attention module
     columns: tuple[int, ...]
-    norm: str
-    """The path of the module N."""
+    norm: str  # the path of the module N
 
 
 @dataclass(frozen=True)
@@ -142,11 +140,9 @@ class Expanded:
 
     q: str
     kv: str
-    columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """The columns of q, k and v, head by head."""
+    columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # the columns of q, k and v, head by head
     latent: Latent
-    query_latent: Latent | None = None
-    """The latent of the queries; None if the projection `q` reads `attn_in`."""
+    query_latent: Latent | None = None  # the latent of the queries; None if the projection `q` reads `attn_in`
 
     def __str__(self) -> str:
         queries = "" if self.query_latent is None else f" of {self.query_latent.norm}"

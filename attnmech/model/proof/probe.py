@@ -55,14 +55,11 @@ class ProbeRun:
     """One pass of the probe through attnmech's model, read layer by layer: only the layer that just ran is complete."""
 
     batch: Batch
-    layers: Mapping[str, Sequence[int]]
-    """The checked layers of each stack."""
-    kept: frozenset[PointKey] = frozenset()
-    """The points that stay when their layer has been read."""
+    layers: Mapping[str, Sequence[int]]  # the checked layers of each stack
+    kept: frozenset[PointKey] = frozenset()  # the points that stay when their layer has been read
     values: dict[PointKey, Tensor] = field(default_factory=dict)
     blocks: dict[tuple[str, int], RowBlock] = field(default_factory=dict)
-    out_inputs: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    """The input of W_O, by stack and layer."""
+    out_inputs: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # the input of W_O, by stack and layer
     masks: dict[tuple[str, int], MaskRule] = field(default_factory=dict)
     """Those of the stacks and layers whose attention was reached, which stay."""
     ended: set[tuple[str, int]] = field(default_factory=set)
@@ -410,13 +407,10 @@ class Statement:
     statement: str
     points: tuple[str, ...]
     comparisons: LayerComparisons
-    tolerance: float | None = None
-    """By default, that of a step of the model's own computation."""
-    further: Callable[[Probe], Iterable[Compared]] | None = None
-    """A function that compares values after the passes."""
+    tolerance: float | None = None  # by default, that of a step of the model's own computation
+    further: Callable[[Probe], Iterable[Compared]] | None = None  # a function that compares values after the passes
     worst: Compared = Compared("nowhere", 0.0)
-    error: Exception | None = None
-    """Why a layer could not be compared."""
+    error: Exception | None = None  # why a layer could not be compared
 
     def read(self, probe: Probe, run: ProbeRun, layer: int) -> None:
         worst = attempt(lambda: worst_of((self.worst, *self.comparisons(probe, run, layer))))

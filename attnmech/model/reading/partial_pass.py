@@ -20,8 +20,7 @@ from ..attention.observed import RowObserver
 from ..parts.modules import submodule
 from ..run.hooked import HookedModel
 
-MIDDLE: Final = "middle"
-"""The name of the certificate's check that a pass may begin at any block."""
+MIDDLE: Final = "middle"  # the name of the certificate's check that a pass may begin at any block
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ class Ran:
 
     streams: Mapping[int, Float[Tensor, "batch position d_model"]]
     """The stream that enters each requested block, before hooks; at the number of blocks, the last one's output."""
-    values: Mapping[PointKey, Tensor]
-    """The requested points."""
+    values: Mapping[PointKey, Tensor]  # the requested points
 
 
 def can_begin_in_the_middle(model: HookedModel) -> bool:

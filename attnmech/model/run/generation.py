@@ -50,8 +50,7 @@ _OPTIONS: Final = (
 _ARGUMENTS: Final = ("logits_processor", "stopping_criteria", "streamer")
 """The arguments of transformers' `generate` that it passes on."""
 _GENERATION_CONFIG: Any = GenerationConfig  # whose constructor has no annotations
-_ALL_KEYS: Final = 2**40
-"""The window of a cache that forgets no keys."""
+_ALL_KEYS: Final = 2**40  # the window of a cache that forgets no keys
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,10 +78,8 @@ class Sampling:
     """How transformers' `generate` chooses tokens, and when it stops."""
 
     config: GenerationConfig
-    arguments: Mapping[str, Any]
-    """Logits processors, stopping criteria and a streamer."""
-    ends: tuple[int, ...]
-    """The ids that end a text."""
+    arguments: Mapping[str, Any]  # logits processors, stopping criteria and a streamer
+    ends: tuple[int, ...]  # the ids that end a text
 
     @classmethod
     def of(

@@ -16,8 +16,7 @@ from ...points import PointKey
 from ..attention.in_force import Pass
 from .wired import WiredModel
 
-Measure = Callable[..., Tensor]
-"""`f(logits)` or `f(logits, batch)` -> one number, or one per sequence."""
+Measure = Callable[..., Tensor]  # `f(logits)` or `f(logits, batch)` -> one number, or one per sequence
 
 
 def run_with_gradients(model: WiredModel, batch: Batch, keys: Sequence[PointKey], measure: Measure) -> Activations:

@@ -100,10 +100,8 @@ class MaskedCopies:
 
     batch: Batch
     """The copies, with the original `tokens`; the mask token counts as ordinary, like the token that it hides."""
-    hidden: Int[Tensor, "copy position"]
-    """The original id at each masked token; -1 at all other tokens."""
-    text_of: Int[Tensor, " copy"]
-    """The index of each copy's text in the batch."""
+    hidden: Int[Tensor, "copy position"]  # the original id at each masked token; -1 at all other tokens
+    text_of: Int[Tensor, " copy"]  # the index of each copy's text in the batch
 
     @classmethod
     def of(cls, batch: Batch, mask_id: int) -> "MaskedCopies":

@@ -30,8 +30,7 @@ class PostNormEnd:
     tensor([25., 60.])
     """
 
-    mid_norm: Norm
-    """Its output is the stream that the MLP reads and to which it adds."""
+    mid_norm: Norm  # its output is the stream that the MLP reads and to which it adds
     post_norm: Norm
 
     @classmethod

@@ -29,8 +29,7 @@ Centre: TypeAlias = Literal["mean", "position"] | MeanQK
 
 _KINDS: Final = ("mean", "position")
 
-LEAST_TEXTS: Final = 50
-"""A mean at a position needs at least this many texts."""
+LEAST_TEXTS: Final = 50  # a mean at a position needs at least this many texts
 
 
 def checked_centre(centre: object) -> Centre | None:

@@ -122,8 +122,7 @@ class Cells:
 
     heads: tuple[int, ...]
     query_at: Int[Tensor, " cell"]
-    key_at: Int[Tensor, "batch head cell"]
-    """The keys of the cells; −1 where the text has no such cell."""
+    key_at: Int[Tensor, "batch head cell"]  # the keys of the cells; −1 where the text has no such cell
 
     def places(self, length: int) -> Bool[Tensor, "batch position"]:
         """The positions, among `length`, of the queries and keys of the cells that a text has."""

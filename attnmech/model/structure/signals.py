@@ -34,10 +34,8 @@ def pair(size: Any) -> tuple[int, int]:
 class Signal:
     """The inputs of a model of images or sound."""
 
-    argument: str
-    """The name of the model's input argument."""
-    shape: tuple[int, ...]
-    """The shape of one input: channels, height and width; samples; or the axes of a spectrogram."""
+    argument: str  # the name of the model's input argument
+    shape: tuple[int, ...]  # the shape of one input: channels, height and width; samples; or the axes of a spectrogram
 
     @property
     def reads(self) -> Kind:

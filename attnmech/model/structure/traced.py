@@ -22,8 +22,7 @@ from ..attention.attend import Site, attention_of_site
 from ..attention.in_force import InForce, Pass
 from ..parts.mask import mask_rule
 
-TRACED: Final = "attnmech_traced"
-"""The name under which transformers finds the attention function of a traced pass."""
+TRACED: Final = "attnmech_traced"  # the name under which transformers finds the attention function of a traced pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +31,11 @@ class Call:
 
     path: str
     module: nn.Module
-    input: Tensor | None
-    """Its first input tensor, before the call."""
+    input: Tensor | None  # its first input tensor, before the call
     made: tuple[Tensor, ...]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    order: int
-    """The number of this call, counted as calls end, over all calls of the pass."""
+    order: int  # the number of this call, counted as calls end, over all calls of the pass
 
     @property
     def output(self) -> Tensor | None:
@@ -68,8 +65,7 @@ class Trace:
     attended: list[Attended] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     output: Any = None
-    n_attended: int = 0
-    """The number of calls of the attention function."""
+    n_attended: int = 0  # the number of calls of the attention function
     _ticks: int = 0
 
     def tick(self) -> int:
