@@ -55,11 +55,9 @@ class WorkerCall:
     deaths: int = 0  # the number of workers that have ended on this call
 
 
-Done: TypeAlias = tuple[WorkerCall, Any]
-"""A finished task, with a reference to its result; None if its worker ended."""
+Done: TypeAlias = tuple[WorkerCall, Any]  # a finished task, with a reference to its result; None if its worker ended
 
-Feed: TypeAlias = Callable[[], WorkerCall | None]
-"""The next task; None if there is none at the moment."""
+Feed: TypeAlias = Callable[[], WorkerCall | None]  # the next task; None if there is none at the moment
 
 
 @dataclass(eq=False)

@@ -14,22 +14,11 @@ from ..errors import InputError
 from .chart import ByChoice, Chart, Slot, height_of_rows, of_heads, row_frame, token_axis
 from .figure import Figure
 from .patterns import VALUE_WEIGHTED, as_array, require_length
-from .style import FIGURE_STYLE, SCORE_COLOURS, marks_for, marks_of
+from .style import BAR_ABOVE, FIGURE_STYLE, SCORE_COLOURS, marks_for, marks_of
 from .text import labels_of
 
 MOST_TOKENS_WITH_GAPS: Final = 64
 """The largest number of tokens at which a map has gaps between its cells; with more, it would be mostly gaps."""
-
-_COLOUR_BAR_ABOVE: Final = {
-    "orientation": "h",
-    "yref": "container",
-    "y": 0.995,
-    "yanchor": "top",
-    "x": 0,
-    "xanchor": "left",
-    "len": 0.5,
-    "thickness": 10,
-}
 
 MEASURES: Final = {
     "score": "score before softmax",
@@ -178,7 +167,8 @@ def _heat_map(measure: str, labels: list[str], keys: list[str], *, shown: bool) 
         ygap=gap,
         visible=shown,
         colorscale=SCORE_COLOURS,
-        colorbar=_COLOUR_BAR_ABOVE
+        colorbar=BAR_ABOVE
+        | {"yref": "container", "y": 0.995, "yanchor": "top"}
         | {"title": {"text": (MEASURES | {VALUE: VALUE_WEIGHTED.weight})[measure] + paler, "side": "bottom"}},
         zhoverformat=".3f",
         hovertemplate=f"query %{{y}}<br>key %{{x}}<br>{words} %{{z}}<extra></extra>",

@@ -13,22 +13,14 @@ from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 from .chart import OWN_COLOUR, ByChoice, Chart, Slot
 from .figure import Figure
 from .section import Section
-from .style import FIGURE_STYLE, NEUTRAL
+from .style import BAR_ABOVE, FIGURE_STYLE, NEUTRAL
 
 SHADE: Final = [[0.0, "rgba(0,0,0,0.8)"], [1.0, "rgba(0,0,0,0)"]]
 """Colours from the least to the most attention; more attention makes the picture below brighter."""
 _UNSEEN: Final = [[0.0, "rgba(0,0,0,0)"], [1.0, "rgba(150,150,150,0.9)"]]  # covers the patches that a row does not see
 LEVELS: Final = "Greys"  # the spectrogram's colours: one hue, distinct from that of attention
 _ATTENTION: Final = "#d55e00"
-_BAR: Final = {
-    "orientation": "h",
-    "x": 0,
-    "xanchor": "left",
-    "y": 1.02,
-    "yanchor": "bottom",
-    "len": 0.5,
-    "thickness": 10,
-}
+_BAR: Final = BAR_ABOVE | {"y": 1.02, "yanchor": "bottom"}
 MIXED: Final = "A patch's token also holds what the vision tower has mixed into it from other patches."
 _OF_ROW: Final = ("layer", "head", "query")
 

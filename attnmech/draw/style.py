@@ -108,6 +108,9 @@ SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]
 NEUTRAL: Final = "#757575"
 """The colour of text and outlines, with the same contrast on white and on near-black."""
 
+BAR_ABOVE: Final = {"orientation": "h", "x": 0, "xanchor": "left", "len": 0.5, "thickness": 10}
+"""A bar of colours above a figure, from its left edge; each figure says at which height."""
+
 FIGURE_STYLE: Final = go.layout.Template(
     layout={
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": NEUTRAL},

@@ -25,8 +25,7 @@ from .corpus import CorpusBatch
 from .metrics import Metric
 from .outputs import Judging, Keyless, Output, PatternShifts
 
-Change: TypeAlias = tuple[Intervention, ...]
-"""The interventions applied together in one measurement."""
+Change: TypeAlias = tuple[Intervention, ...]  # the interventions applied together in one measurement
 
 STEP_BYTES: Final = 6 * 2**20
 """On the CPU, the widest activation of a step takes about this many bytes, so that it stays in the cache."""

@@ -21,8 +21,7 @@ from ..model.run.hooked import HookedModel
 from ..model.stack.stack import Stack
 from ..results.provenance import Provenance
 
-State: TypeAlias = dict[str, Tensor]
-"""The sums of a reducer so far: tensors by name."""
+State: TypeAlias = dict[str, Tensor]  # the sums of a reducer so far: tensors by name
 
 
 @dataclass(frozen=True)

@@ -195,5 +195,4 @@ class LayerEnd(Points):
 RowObserver: TypeAlias = Callable[[RowBlock], None]
 """Is called with every block of rows of the watched layers; it should reduce the block, and keep nothing large."""
 
-LayerObserver: TypeAlias = Callable[[LayerEnd], None]
-"""Is called with every watched layer when it is finished."""
+LayerObserver: TypeAlias = Callable[[LayerEnd], None]  # is called with every watched layer when it is finished

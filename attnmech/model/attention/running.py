@@ -114,8 +114,7 @@ _PRODUCT_ROUNDINGS: Final = 16.0  # the tolerance of the products z W_O, whose r
 _ROW_TOLERANCE: Final = 1e-4
 _VALUES: Final = "values"  # the name for v in the set of kinds that a model changes in place
 
-Key: TypeAlias = tuple[Kind, str, int]
-"""The kind, stack and layer of a quantity."""
+Key: TypeAlias = tuple[Kind, str, int]  # the kind, stack and layer of a quantity
 
 
 class _Kept:

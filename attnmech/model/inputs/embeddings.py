@@ -41,20 +41,12 @@ def token_embedding(model: PreTrainedModel) -> Tensor:
 def wire_embeddings(
     model: PreTrainedModel, plans: Sequence[Architecture], in_force: InForce, d_model: int, *, is_point: bool
 ) -> tuple[str, ...]:
-    """Wires the embeddings of tokens, positions and token types to `in_force`; returns the labels of all except
-    the tokens'.
+    """Wires the embeddings of tokens (with pictures or sounds, where they have been merged with them), of positions and
+    of token types to `in_force`; returns the labels of all except the tokens'.
 
     Gradients start at the token embedding, which is the point `embed` if `is_point`.
     """
-    blocks = plans[0].blocks if len(plans) == 1 else None
-    _wire_tokens(model, blocks, in_force, is_point=is_point, batch_first=plans[0].batch_first)
-    return _wire_further(model, plans, in_force, d_model)
-
-
-def _wire_tokens(
-    model: PreTrainedModel, blocks: str | None, in_force: InForce, *, is_point: bool, batch_first: bool
-) -> None:
-    """Wires the embedding of tokens; with pictures or sounds, where they have been merged with it."""
+    blocks, batch_first = plans[0].blocks if len(plans) == 1 else None, plans[0].batch_first
     weight = token_embedding(model)
 
     def entering(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -82,6 +74,7 @@ def _wire_tokens(
         merged.register_forward_pre_hook(entering, with_kwargs=True)
     elif blocks is not None and (merging := merged_by(model.base_model, blocks)) is not None:
         merging.register_forward_hook(partial(visiting, True))
+    return _wire_further(model, plans, in_force, d_model)
 
 
 def _wire_further(

@@ -23,8 +23,7 @@ from ..structure.text_part import holds_more
 from .merged import Besides, Chat, is_chat, is_list_of, joined, numbers_of, require_text_in
 from .processors import Picture, Recording
 
-Ids: TypeAlias = Tensor | np.ndarray
-"""Token ids `[position]`, or `[batch position]`."""
+Ids: TypeAlias = Tensor | np.ndarray  # token ids `[position]`, or `[batch position]`
 
 Senses: TypeAlias = Path | Picture | Recording
 """A file of an image or a recording, a Pillow image, or a recording as `scipy.io.wavfile.read` returns it."""

@@ -20,8 +20,7 @@ from ...errors import InputError
 from ...maths.float64 import as_float64
 from ..attention.replaced_mha import padded_of
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments."""
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 _LENGTHS: Final = " lengths"  # the suffix that turns the name of a nested tensor into the name of its texts' lengths
 _SEED: Final = 53

@@ -176,8 +176,7 @@ def _by_heads(parts: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> 
     return tuple(rearrange(part, pattern, head=count) for part, count in zip(parts, counts, strict=True))
 
 
-Layout: TypeAlias = Columns | Fused | Separate
-"""How q, k and v are laid out in the projections."""
+Layout: TypeAlias = Columns | Fused | Separate  # how q, k and v are laid out in the projections
 
 
 def attention_weights(

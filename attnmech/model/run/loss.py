@@ -36,8 +36,7 @@ def predicted_by(model: PreTrainedModel, *, causal: bool, writes_tokens: bool) -
     return "masked token" if masked else "other"
 
 
-LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]
-"""Computes the logits of a batch."""
+LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]  # computes the logits of a batch
 
 _TOKENS: Final = 512  # the logits of about this many tokens are in memory at once
 

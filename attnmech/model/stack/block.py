@@ -17,8 +17,7 @@ from ..attention.observed import LayerEnd
 from ..parts.norms import NormScale, norm_scale
 from .stack import Stack
 
-Norm: TypeAlias = Callable[[Tensor], Tensor]
-"""A norm module, or its `forward`, which triggers no hooks."""
+Norm: TypeAlias = Callable[[Tensor], Tensor]  # a norm module, or its `forward`, which triggers no hooks
 
 
 @dataclass(frozen=True)

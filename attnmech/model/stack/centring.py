@@ -5,7 +5,7 @@ terms therefore add up exactly, in whatever order the model norms, scales and ro
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import torch
@@ -103,16 +103,11 @@ def centred(
     token that counts for its own mean is split at 0, for callers that use none of its rows.
     """
     rotation = stack.rotation(block.layer, block.notes)
-    queries, keys = batch.queries(stack.label), batch.keys(stack.label)
+    queries = _Role("query", block.layer, batch.queries(stack.label), batch, own_out, empty)
+    keys = replace(queries, name="key", batch=batch.keys(stack.label))
     return parts.centred_at(
-        _split_at(_Role("query", block.layer, queries, batch, own_out, empty), parts.query, rotation, 1, centre),
-        _split_at(
-            _Role("key", block.layer, keys, batch, own_out, empty),
-            parts.key,
-            rotation,
-            stack.n_heads // stack.n_kv_heads,
-            centre,
-        ),
+        _split_at(queries, parts.query, rotation, 1, centre),
+        _split_at(keys, parts.key, rotation, stack.n_heads // stack.n_kv_heads, centre),
     )
 
 

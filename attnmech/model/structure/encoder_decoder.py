@@ -71,11 +71,6 @@ _SAME: Final = 1e-3  # the largest relative distance between two tensors that di
 _NO_HEAD: Final = "its stream goes to the decoder, not to the unembedding"
 
 
-def read_stacks(model: PreTrainedModel) -> tuple[Architecture, ...]:
-    """The architectures of encoder, decoder and cross-attention; raises `UnreadableError` with what is missing."""
-    return _StacksReader(model).architectures()
-
-
 @dataclass(frozen=True)
 class _Place:
     """The place of a stack's attention: the list of blocks, the path within a block, and the layers with attention."""
@@ -91,7 +86,9 @@ class _Place:
         return {f"{self.blocks}.{layer}": layer for layer in self.layers}
 
 
-class _StacksReader(Reader):
+class StacksReader(Reader):
+    """Reads the stacks of one model; raises `UnreadableError` with what is missing."""
+
     def __init__(self, original: PreTrainedModel) -> None:
         super().__init__(original, None)
         if KINDS.get(original.main_input_name) == "pixels":

@@ -27,8 +27,7 @@ from ..parts.position import HALVES, PAIRS, Alibi
 from ..parts.weights import Columns, Fused, Layout, Separate
 from .architecture import Architecture
 
-Config: TypeAlias = Any
-"""A transformers config; its entries depend on the family."""
+Config: TypeAlias = Any  # a transformers config; its entries depend on the family
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -12,7 +12,7 @@ from ...errors import AttnmechError, UnsupportedModelError, WeightsError
 from ..parts.modules import has_module
 from .architecture import Architecture
 from .block_structure import UnreadableError
-from .encoder_decoder import read_stacks
+from .encoder_decoder import StacksReader
 from .families import ARCHITECTURES, Config
 from .refused import REFUSED
 from .signals import KINDS, argument_of, encodes_alone
@@ -46,7 +46,7 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
     if not attends(model):
         raise UnsupportedModelError(f"{what} is a model without attention.")
     try:
-        return read_stacks(model) if crossed else (read_structure(model),)
+        return StacksReader(model).architectures() if crossed else (read_structure(model),)
     except UnreadableError as error:
         raise UnsupportedModelError(
             f"{what} is not in attnmech's table, and its structure cannot be read: {error}. If you know how it is "

@@ -81,7 +81,7 @@ class Reader:
 
     def architecture(self) -> Architecture:
         """The architecture common to all layers, with the parts outside the blocks."""
-        list_path, attention, layers = self._places(self._first_pass())
+        list_path, attention, layers = self._one_place(self._first_pass().attended, "its attention")
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
         others = {f"{list_path}.{place}": block for place, block in enumerate(blocks) if place not in layers}
@@ -197,12 +197,10 @@ class Reader:
             and (not path.startswith(f"{list_path}.") or path in wanted or path.startswith(within))
         }
 
-    def _places(self, trace: Trace) -> tuple[str, str, list[int]]:
-        """The path of the list of blocks, the path of attention within a block, and the layers with attention."""
-        return self._one_place(trace.attended, "its attention")
-
     def _one_place(self, calls: Sequence[Attended], what: str) -> tuple[str, str, list[int]]:
-        """The place of some calls of the attention function, which must be one; `what` names them in the error."""
+        """The path of the list of blocks, the path of attention within a block, and the layers with attention, of some
+        calls of the attention function, which must be in one place; `what` names them in the error.
+        """
         places = [self._place(attended) for attended in calls]
         lists = list(dict.fromkeys((path, attention) for path, _, attention in places))
         if len(lists) > 1:
