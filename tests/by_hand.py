@@ -1,7 +1,7 @@
 """Interventions and metrics by hand, on transformers' own models with plain torch hooks."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -9,6 +9,7 @@ import models
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from attnmech.model.parts.modules import submodule
 from attnmech.model.structure.architecture import Architecture
@@ -47,6 +48,40 @@ def block_of(plain: Any, layer: int) -> nn.Module:
 
 
 @contextmanager
+def until_the_end(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """The block with these hooks, which are then removed."""
+    with ExitStack() as until:
+        for handle in handles:
+            until.enter_context(handle)
+        yield
+
+
+@contextmanager
+def watched(modules: dict[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """The inputs and outputs of a plain model's modules during the block, by name, in float64."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    given: dict[str, Tensor] = {}
+
+    def before(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            given[name] = (args[0] if args else kwargs["hidden_states"]).detach().clone().double()
+
+        return hook
+
+    def after(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            # A copy, because Falcon adds to it in place.
+            first = output if isinstance(output, Tensor) else output[0]
+            found[name] = given[name], first.detach().clone().double()
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(before(name), with_kwargs=True) for name, module in modules.items()]
+    with until_the_end(handles + [module.register_forward_hook(after(name)) for name, module in modules.items()]):
+        yield found
+
+
+@contextmanager
 def z_changed(plain: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """The raw model with z of a layer, the input of its output projection, changed: `[batch position head d_head]`."""
     heads = plan_of(plain).n_heads
@@ -57,10 +92,8 @@ def z_changed(plain: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Ite
         return (rearrange(change(z.clone()), "... head d_head -> ... (head d_head)"),)
 
     handle = projection.register_forward_pre_hook(at_input)
-    try:
+    with handle:
         yield
-    finally:
-        handle.remove()
 
 
 def losses(logits: Tensor, ids: Tensor, lengths: list[int]) -> Tensor:
@@ -121,10 +154,8 @@ def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor],
         path = plan.mlp_out if point == "mlp_out" else plan.attn_out or plan.out
         assert path is not None
         handle = submodule(block, path).register_forward_hook(at_end)
-    try:
+    with handle:
         yield
-    finally:
-        handle.remove()
 
 
 def values_and_gradients(plain: Any, ids: Tensor, judged: Callable[[Tensor], Tensor]) -> dict[str, list[Any]]:
@@ -143,9 +174,8 @@ def values_and_gradients(plain: Any, ids: Tensor, judged: Callable[[Tensor], Ten
             submodule(block, plan.out).register_forward_pre_hook(lambda module, args: keep("z", args[0])),
             submodule(block, plan.mlp_out).register_forward_hook(lambda module, args, output: keep("mlp", output)),
         ]
-    judged(plain(ids).logits).sum().backward()
-    for handle in handles:
-        handle.remove()
+    with until_the_end(handles):
+        judged(plain(ids).logits).sum().backward()
     plain.zero_grad()
     values = {name: [value.detach() for value in kept[name]] for name in kept}
     return values | {f"{name} gradient": [value.grad for value in kept[name]] for name in kept}
@@ -191,7 +221,5 @@ def output_changed(plain: Any, layer: int, path: str, change: Callable[[Tensor],
         return None if new is None else ((new, *output[1:]) if whole else new)
 
     handle = submodule(block_of(plain, layer), path).register_forward_hook(at_output)
-    try:
+    with handle:
         yield
-    finally:
-        handle.remove()

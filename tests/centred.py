@@ -23,6 +23,11 @@ Turns = Callable[[int, int], Tensor | None]
 """Maps layer and position to the matrix R such that x R is x rotated; None if a layer does not rotate."""
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Single precision for families that transformers computes in float32 whatever the dtype."""
+    return F32 if name in ("gpt_oss_yarn", "cohere", "llama4_text") else F64
+
+
 @dataclass(frozen=True)
 class Split:
     """Queries and keys of one layer as they enter the score, rotated back: `[batch position head d_head]`."""

@@ -1,4 +1,4 @@
-"""What several tests compare: tensors, gradients with differences, what another process prints, and errors."""
+"""What several tests compare: tensors, gradients with differences, what another process prints, and errors; scripts."""
 
 import json
 import os
@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import pytest
@@ -54,6 +56,15 @@ def printed_by(script: Path, *arguments: str) -> list[Any]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def module_of(path: Path, name: str) -> ModuleType:
+    """The module in a file outside all packages."""
+    spec = spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def message_of(call: Callable[[], Any], error: type[Exception] = InputError) -> str:

@@ -1,14 +1,18 @@
-"""Reducers that count how often each document is seen, for tests of interrupted runs."""
+"""Counts of documents and of passes, for tests of interrupted runs."""
 
+import math
 import os
 import signal
 import time
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents as demo_documents
+from attnmech.runs.engine import Texts
 
 State = dict[str, Tensor]
 
@@ -56,3 +60,17 @@ class Poisoned(Lengths):
         if self.number in run.documents.tolist():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().start(run)
+
+
+def counted_passes(monkeypatch: pytest.MonkeyPatch, most: float = math.inf) -> list[int]:
+    """Counts the changes in each pass of changes of a sweep; beyond `most` passes, each raises KeyboardInterrupt."""
+    real, measured = Texts.after, list[int]()
+
+    def counting(self: Any, changes: Any, *more: Any) -> Any:
+        if len(measured) >= most:
+            raise KeyboardInterrupt
+        measured.append(len(changes))
+        return real(self, changes, *more)
+
+    monkeypatch.setattr(Texts, "after", counting)
+    return measured

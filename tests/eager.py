@@ -34,11 +34,8 @@ class Raw:
             z[0][0, :, head * d_head : (head + 1) * d_head] = 0
 
         hook = self.plain.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(zeroed)
-        try:
-            with torch.no_grad():
-                return loss(self.plain(self.ids).logits, self.ids) - self.loss
-        finally:
-            hook.remove()
+        with hook, torch.no_grad():
+            return loss(self.plain(self.ids).logits, self.ids) - self.loss
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,8 @@ def with_tokens(model: am.HookedModel, layer: int, edit: Callable[[Tensor, Tenso
         ids[:] = arguments[:1]
 
     handle = model.base.get_input_embeddings().register_forward_pre_hook(read)
-    try:
-        with model.hooks({("pattern", layer): lambda pattern: edit(pattern.clone(), ids[0])}):
-            yield
-    finally:
-        handle.remove()
+    with handle, model.hooks({("pattern", layer): lambda pattern: edit(pattern.clone(), ids[0])}):
+        yield
 
 
 CUE: Final = {CUES[0]: 1.0, CUES[1]: -1.0}

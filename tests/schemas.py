@@ -1,6 +1,5 @@
 """The JSON schemas of docs/schema, for tests of what attnmech writes."""
 
-import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from comparing import module_of
 from jsonschema import Draft202012Validator
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schema"
@@ -16,11 +16,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "schema"
 
 @cache
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_schemas", FOLDER / "make.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(FOLDER / "make.py", "make_schemas")
 
 
 @cache

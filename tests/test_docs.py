@@ -3,7 +3,7 @@
 import importlib
 import json
 import re
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import merged
 import pytest
 from browser import CHROMIUM
+from comparing import module_of
 
 importlib.import_module("attnmech.pages.limits")  # before the fixture `few_texts`, which shortens reports
 DOCS = Path(__file__).parents[1] / "docs"
@@ -45,8 +46,8 @@ def setup() -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("code", RECIPES)
-def test_a_recipe_runs(
+@pytest.mark.parametrize("code", [*RECIPES, *PAGES])
+def test_a_recipe_or_page_runs(
     code: str,
     setup: dict[str, Any],
     tmp_path: Path,
@@ -61,6 +62,7 @@ def test_a_recipe_runs(
             pytest.skip("gguf is not installed")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         _tiny_gguf(tmp_path / "mine.gguf")
+    (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in setup["texts"]))
     exec(compile(code, "recipe", "exec"), _with_pictures(setup, code))
     _prints(code, capsys.readouterr().out)
 
@@ -94,28 +96,10 @@ def test_a_recipe_is_short(code: str) -> None:
     assert 2 <= len([line for line in code.splitlines() if line.strip()]) <= 13
 
 
-@pytest.mark.parametrize("code", PAGES)
-def test_the_snippets_of_a_page_run(
-    code: str,
-    setup: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in setup["texts"]))
-    exec(compile(code, "page", "exec"), _with_pictures(setup, code))
-    _prints(code, capsys.readouterr().out)
-
-
 @pytest.fixture(scope="module")
 def papers() -> ModuleType:
     """The links of the site: `docs/_site/papers.py`."""
-    spec = spec_from_file_location("papers", DOCS / "_site" / "papers.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(DOCS / "_site" / "papers.py", "papers")
 
 
 def package_files() -> list[Path]:

@@ -1,12 +1,12 @@
 """The examples run, and print what their docstrings promise."""
 
-import importlib.util
 import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from comparing import module_of
 
 import attnmech as am
 
@@ -14,12 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of(EXAMPLES / f"{name}.py", f"example_{name}")
 
 
 def test_which_heads_carry_a_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,14 +43,6 @@ def test_logits_are_those_of_transformers(gemma: Trained) -> None:
         assert float(error.square().mean().sqrt()) <= gemma.within(1e-5, 0.06) * float(raw.logits.std())
 
 
-def test_focus(gemma: Trained) -> None:
-    focus = am.attention_focus(gemma.hooked, TEXTS)
-    first = torch.cat([raw.pattern[..., 1:, 0] for raw in gemma.raw], dim=-1).mean(dim=-1)
-    previous = torch.cat([raw.pattern.diagonal(-1, -2, -1) for raw in gemma.raw], dim=-1).mean(dim=-1)
-    assert float((focus.first_mass - first).abs().max()) <= gemma.within(1e-5, 3e-2)
-    assert float((focus.previous_mass - previous).abs().max()) <= gemma.within(1e-5, 3e-2)
-
-
 @IN_BFLOAT16
 def test_ablations(gemma: Trained) -> None:
     effects = am.ablate_heads(gemma.hooked, TEXTS, HEADS)

@@ -77,9 +77,8 @@ def doubled_z(model: am.HookedModel) -> Iterator[None]:
     """W_O of layer 2 reads a z that is doubled from token 9 on."""
     stack = model.stack()
     out = stack.module(2, stack.architecture.out)
-    handle = out.register_forward_pre_hook(lambda _, args: (torch.cat((args[0][:, :9], 2 * args[0][:, 9:]), dim=1),))
-    yield
-    handle.remove()
+    with out.register_forward_pre_hook(lambda _, args: (torch.cat((args[0][:, :9], 2 * args[0][:, 9:]), dim=1),)):
+        yield
 
 
 @contextmanager
@@ -90,9 +89,8 @@ def changed_values(model: am.HookedModel) -> Iterator[None]:
     def change(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
         return torch.cat((output[:, :9], 1.001 * output[:, 9:]), dim=1)
 
-    handle = model.stack().module(1, path).register_forward_hook(change)
-    yield
-    handle.remove()
+    with model.stack().module(1, path).register_forward_hook(change):
+        yield
 
 
 @contextmanager

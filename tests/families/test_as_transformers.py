@@ -10,6 +10,7 @@ import pytest
 import senses
 import tiny
 import torch
+from by_hand import until_the_end
 from comparing import close
 from torch import Tensor
 from transformers import AttentionMaskInterface
@@ -264,11 +265,8 @@ def without_head(pair: Pair, label: str, layer: int, head: int) -> Any:
 
     outs = [module for module in pair.raw.modules() if getattr(module, "weight", None) is weights[place]]
     handles = [out.register_forward_pre_hook(before) for out in outs]
-    try:
+    with until_the_end(handles):
         return run_plain(pair.name, pair.raw, pair.inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def test_a_head_set_to_zero_is_what_w_o_does_not_read(pair: Pair) -> None:

@@ -74,11 +74,8 @@ def test_an_edit_of_what_is_added_is_one_of_the_modules(kind: str, point: str, p
 def test_falcons_mixer_is_mamba_times_its_factor() -> None:
     block, kept = raw("falcon_h1").model.layers[LAYER], dict[str, Tensor]()
     hook = block.mamba.register_forward_hook(lambda module, args, output: kept.update(made=output))
-    try:
-        with torch.no_grad():
-            raw("falcon_h1")(input_ids=IDS, use_cache=False)
-    finally:
-        hook.remove()
+    with hook, torch.no_grad():
+        raw("falcon_h1")(input_ids=IDS, use_cache=False)
     close(acts_of("falcon_h1")["mixer_out", LAYER], block.ssm_out_multiplier * kept["made"], 1e-6)
     assert block.ssm_out_multiplier != 1
 

@@ -90,10 +90,8 @@ def test_a_hook_on_queries_or_keys_changes_the_products_with_positions_too(which
     def changed(module: Any, args: Any, output: Tensor) -> Tensor | None:
         return 0.4 * output.flip(1) if output.shape[1] == ids.shape[1] else None  # not the relative positions
 
-    handle = projection.register_forward_hook(changed)
-    with torch.no_grad():
+    with projection.register_forward_hook(changed), torch.no_grad():
         theirs = plain(ids, output_attentions=True)
-    handle.remove()
     close(ours["pattern", 1], theirs.attentions[1], 1e-5)
     close(ours.logits, theirs.logits, 2e-5)
 

@@ -52,9 +52,8 @@ def test_every_call_works_on_the_layers_that_run(of_images: tuple[int, ...], tmp
             args[0][..., head * width : (head + 1) * width] = 0
 
         out = plain.model.language_model.layers[layer].self_attn.o_proj
-        handle = out.register_forward_pre_hook(without)
-        torch.testing.assert_close(effect[layer, head], (_loss(plain, ids) - clean).double(), atol=3e-6, rtol=0)
-        handle.remove()
+        with out.register_forward_pre_hook(without):
+            torch.testing.assert_close(effect[layer, head], (_loss(plain, ids) - clean).double(), atol=3e-6, rtol=0)
     assert effect[list(of_images)].isnan().all()
 
 

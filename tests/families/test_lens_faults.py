@@ -20,10 +20,8 @@ def verdicts(name: str) -> Any:
 def output_of(name: str, path: str, ids: Tensor) -> Tensor:
     found: list[Tensor] = []
     module = models.blocks_of(models.plain(name))[1].get_submodule(path)
-    handle = module.register_forward_hook(lambda module, args, output: found.append(output))
-    with torch.no_grad():
+    with module.register_forward_hook(lambda module, args, output: found.append(output)), torch.no_grad():
         models.plain(name)(ids)
-    handle.remove()
     return found[0]
 
 

@@ -96,9 +96,8 @@ def test_edits_and_generation(kind: tuple[Any, am.HookedModel, list[dict[str, Te
         z[..., width * head : width * (head + 1)] = 0
         return (z,)
 
-    hook = out.register_forward_pre_hook(without)
-    expected = logits_of(plain, text)
-    hook.remove()
+    with out.register_forward_pre_hook(without):
+        expected = logits_of(plain, text)
     with model.intervene(am.Intervention.zero([(1, head)])):
         ablated = model.run(text).logits
     torch.testing.assert_close(ablated, expected, atol=5e-6 * float(expected.abs().max()), rtol=0)

@@ -1,4 +1,4 @@
-"""Correlations and products of all heads, and the size of blocks by device."""
+"""Correlations, and the size of blocks and steps by device."""
 
 import math
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from scipy.stats import pearsonr, spearmanr
 from attnmech.maths import blocks
 from attnmech.maths.blocks import block_bytes
 from attnmech.maths.ranks import plain_correlation, rank_correlation
-from attnmech.maths.scores import product_by_head
+from attnmech.runs.engine import step_tokens
 
 
 def test_ranks_with_ties() -> None:
@@ -24,21 +24,18 @@ def test_nothing_to_correlate() -> None:
     assert math.isnan(rank_correlation(torch.ones(1), torch.ones(1)))
 
 
-def test_by_head() -> None:
-    generator = torch.Generator().manual_seed(3)
-    x, W = torch.randn(2, 3, 96, generator=generator), torch.randn(5, 96, 72, generator=generator)
-    wanted = torch.stack([x.double() @ each.double() for each in W], dim=1)
-    torch.testing.assert_close(product_by_head(x, W).double(), wanted, rtol=0, atol=3e-5)
-
-
-@pytest.mark.parametrize(("free", "expected"), [(80 * 2**30, 256 * 2**20), (2**30, 64 * 2**20), (2**20, 8 * 2**20)])
-def test_blocks_of_an_accelerator_take_a_share_of_its_free_memory(
-    monkeypatch: pytest.MonkeyPatch, free: int, expected: int
+@pytest.mark.parametrize(
+    ("free", "expected", "tokens"),
+    [(80 * 2**30, 256 * 2**20, 21_845), (2**30, 64 * 2**20, 5461), (2**24, 8 * 2**20, 682), (2**20, 8 * 2**20, 682)],
+)
+def test_blocks_and_steps_on_an_accelerator_take_a_share_of_its_free_memory(
+    monkeypatch: pytest.MonkeyPatch, free: int, expected: int, tokens: int
 ) -> None:
     module = SimpleNamespace(mem_get_info=lambda device: (free, 80 * 2**30))
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     blocks._share.cache_clear()
     assert block_bytes(torch.device("cuda")) == expected
+    assert step_tokens(4 * 3072, torch.device("cuda")) == tokens
 
 
 def test_devices_that_do_not_say_how_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The first block, the caches and the skipped parts of sweeps change only the amount of computation."""
 
 from itertools import cycle
-from types import SimpleNamespace
 
 import models
 import pytest
@@ -11,10 +10,9 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.interventions import Intervention
-from attnmech.maths import blocks
 from attnmech.runs import engine
 from attnmech.runs.corpus import CorpusBatch
-from attnmech.runs.engine import Engine, shared
+from attnmech.runs.engine import Engine
 from attnmech.runs.sweep import Sweeps
 
 CAUSAL = ("gpt2", "llama", "bloom", "gpt_neox", "gpt_neox_serial", "opt", "opt_post", "gemma2", "mpt6", "bamba")
@@ -48,18 +46,6 @@ def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, expected.double(), rtol=2e-6 if dtype == torch.float32 else 1e-12, atol=1e-12)
 
 
-def test_post_norm_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("bert", "roberta", "deberta"):
-        hooked, ids = models.hooked(name), models.token_ids(name)
-        found = am.ablate_heads(hooked, ids, metric="kl", layers=[1])
-        with monkeypatch.context() as patched:
-            patched.setattr(Engine, "start_of", lambda *_: 0)  # whole passes
-            torch.testing.assert_close(
-                found.after, am.ablate_heads(hooked, ids, metric="kl", layers=[1]).after,
-                rtol=1e-5, atol=1e-7, equal_nan=True,
-            )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -90,13 +76,6 @@ def test_hooks_of_the_user_are_called() -> None:
         found = am.ablate_heads(hooked, ids, [(1, 2)], layers=[1]).after[1, 2]
         expected = whole_pass(hooked, ids, (Intervention.zero([(1, 2)]),))
     torch.testing.assert_close(found, expected.double(), rtol=2e-6, atol=1e-9)
-
-
-def test_what_changes_share() -> None:
-    first, second, third = (Intervention.zero([(0, head)]) for head in range(3))
-    assert shared([(first, second), (first, third), (first,)]) == 1
-    assert shared([(first, second), (first, second)]) == 2
-    assert shared([(first, second)]) == shared([]) == shared([(first,), (Intervention.zero([(0, 0)]),)]) == 0
 
 
 @pytest.mark.parametrize(("memory", "kept_at"), [(1.0, [1, 2, 3, 4, 5]), (4e-4, [2, 4]), (1.2e-4, [])])
@@ -132,16 +111,6 @@ def test_steps_are_as_large_as_an_activation_that_fits_the_cache() -> None:
     assert engine.step_tokens(widest, cpu) == 512
     assert engine.step_tokens(widest // 4, cpu) == 2048
     assert engine.step_tokens(4 * widest, cpu) == 512
-
-
-@pytest.mark.parametrize(("free", "tokens"), [(80 * 2**30, 21_845), (2**30, 5461), (2**24, 682), (2**20, 682)])
-def test_steps_on_an_accelerator_take_a_share_of_its_free_memory(
-    free: int, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = SimpleNamespace(mem_get_info=lambda device: (free, 80 * 2**30))
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    blocks._share.cache_clear()
-    assert engine.step_tokens(4 * 3072, torch.device("cuda")) == tokens
 
 
 @pytest.mark.parametrize(("at_once", "memory", "passes"), [(10**6, 1e9, 1), (21, 1e9, 4), (10**6, 5e5, 2)])

@@ -11,10 +11,12 @@ import models
 import pandas as pd
 import pytest
 import torch
+from counting import counted_passes
 from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import JournalError, OutputError
+from attnmech.runs import engine
 from attnmech.runs.journal import kept
 
 
@@ -27,19 +29,9 @@ TEXTS = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0)
 
 def break_off(monkeypatch: pytest.MonkeyPatch, after: int, **options: Any) -> None:
     """A sweep over the test's texts, interrupted after a number of groups of changes."""
-    from attnmech.runs import engine
-
-    real, calls = engine.Texts.after, []
-
-    def stopping(self: Any, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) > after:
-            raise KeyboardInterrupt
-        return real(self, *arguments)
-
     with monkeypatch.context() as patched:
         patched.setattr(engine, "step_tokens", lambda *_: TEXTS.numel())
-        patched.setattr(engine.Texts, "after", stopping)
+        counted_passes(patched, after)
         with pytest.raises(KeyboardInterrupt):
             am.ablate_heads(models.hooked("gpt2"), TEXTS, **options)
 
@@ -77,31 +69,20 @@ PARTIAL: dict[str, Callable[..., Any]] = {
 def test_ctrl_c_reaches_the_caller_unless_a_part_is_asked_for(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnmech.runs import engine
-
     call, model, path = PARTIAL[name], models.hooked("gpt2"), tmp_path / "journal"
     whole = call(model, TEXTS)
-    real, calls = engine.Texts.after, []
-
-    def stopping(self: Any, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) > (8 if first else 3):
-            raise KeyboardInterrupt
-        return real(self, *arguments)
-
-    # The first head disappears after the clean texts and five heads.
-    first = name == "prune_heads"
     with monkeypatch.context() as patched:
         patched.setattr(engine, "step_tokens", lambda *_: 1)
-        patched.setattr(engine.Texts, "after", stopping)
+        # The first head disappears after the clean texts and five heads.
+        passes = counted_passes(patched, 8 if name == "prune_heads" else 3)
         with pytest.raises(KeyboardInterrupt):
             call(model, TEXTS, journal=path)
         assert path.exists() and not list(tmp_path.glob(".*"))
-        calls.clear()
-        first = False
+        passes.clear()
         part = call(model, TEXTS, journal=path, partial=True)
         assert not part.complete and "stopped early" in repr(part) and path.exists()
-    found = call(model, TEXTS, journal=path)
+    # Bounds of verdicts are applied afterwards.
+    found = call(model, TEXTS, journal=path, **({"delta": 0.5} if name == "null_attention" else {}))
     assert found.complete and list(tmp_path.iterdir()) == []
     numbers, expected = (each.to_frame().select_dtypes("number") for each in (found, whole))
     pd.testing.assert_frame_equal(numbers, expected, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from by_hand import divergences, losses, plan_of, seen, z_changed, zeroed
+from by_hand import divergences, losses, plan_of, seen, until_the_end, z_changed, zeroed
 from comparing import refuses
 from torch import Tensor, nn
 
@@ -58,17 +58,14 @@ def test_frozen_keeps_all_that_comes_later(name: str) -> None:
             module(*place).register_forward_hook(lambda _, __, out, place=place: kept.__setitem__(place, out))
             for place in written
         ]
-        clean = plain(ids).logits
-        for handle in handles:
-            handle.remove()
+        with until_the_end(handles):
+            clean = plain(ids).logits
         for layer in range(hooked.n_layers):
             later = [place for place in written if place[0] > layer or place == (layer, plan.mlp_out)]
             for head in range(hooked.n_heads):
                 handles = [module(*place).register_forward_hook(lambda *_, place=place: kept[place]) for place in later]
-                with z_changed(plain, layer, zeroed(head)):
+                with until_the_end(handles), z_changed(plain, layer, zeroed(head)):
                     now = plain(ids).logits
-                for handle in handles:
-                    handle.remove()
                 expected = divergences(now, clean, [ids.shape[1]] * len(ids))
                 torch.testing.assert_close(effects.after[layer, head], expected, rtol=2e-4, atol=1e-5)
 

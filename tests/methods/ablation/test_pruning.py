@@ -9,6 +9,7 @@ import pytest
 import torch
 from by_hand import AGAINST, ANSWERS, JUDGED, divergences, logit_differences, losses, z_changed, zeroed
 from comparing import refuses
+from counting import counted_passes
 from torch import Tensor
 
 import attnmech as am
@@ -128,51 +129,25 @@ def test_what_it_says_and_draws() -> None:
     assert len(alone.plot().data) == 1 and "in random order" not in repr(alone)
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
-    """Makes every pass of changes after a number of passes raise KeyboardInterrupt; counts the changes measured."""
-    from attnmech.runs import engine
-
-    real, measured = engine.Texts.after, []
-
-    def counting(self: Any, changes: Any, judge: Any) -> Any:
-        if len(measured) >= calls:
-            raise KeyboardInterrupt
-        measured.append(len(changes))
-        return real(self, changes, judge)
-
-    monkeypatch.setattr(engine.Texts, "after", counting)
-    return measured
-
-
-def test_the_journal_of_another_call_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
-    journal = tmp_path / "journal"
-    with monkeypatch.context() as patched:
-        interrupted(patched, 5)
-        part = am.prune_heads(hooked, ids, journal=journal, partial=True)
-    assert not part.complete and 0 < len(part.order) < 6
-    held = journal.read_bytes()
-    refuses("steps: expected 4", am.prune_heads, hooked, ids, steps=4, journal=journal, error=JournalError)
-    assert journal.read_bytes() == held
-
-
-def test_another_metric_is_refused_by_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if its code did not show the change."""
+def test_another_call_or_metric_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the metric's code did not show the change."""
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     journal = tmp_path / "journal"
 
     def scaled(by: float) -> Any:
         return lambda logits, batch: by * logits[:, -1, 0]
 
-    def prune(by: float) -> am.results.PruningCurve:
-        return am.prune_heads(hooked, ids, random=0, metric=scaled(by), higher_is_better=True, journal=journal)
+    def prune(by: float, **options: Any) -> am.results.PruningCurve:
+        options |= {"metric": scaled(by), "higher_is_better": True, "journal": journal}
+        return am.prune_heads(hooked, ids, random=0, **options)
 
     monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
     with monkeypatch.context() as patched:
-        interrupted(patched, 5)
+        counted_passes(patched, 5)
         with pytest.raises(KeyboardInterrupt):
             prune(1.0)
     held = journal.read_bytes()
+    refuses("steps: expected 4", prune, 1.0, steps=4, error=JournalError)
     refuses(r"text \d with \d heads? ablated is .* in the journal, .* now", prune, 2.0, error=JournalError)
     assert journal.read_bytes() == held
     assert prune(1.0).complete and list(tmp_path.iterdir()) == []

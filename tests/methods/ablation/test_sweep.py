@@ -7,6 +7,7 @@ import models
 import pytest
 import torch
 from by_hand import divergences, losses, point_changed, seen, z_changed, zeroed
+from counting import counted_passes
 from torch import Tensor
 
 import attnmech as am
@@ -266,16 +267,7 @@ def test_all_pairs_of_a_list_are_those_named() -> None:
 
 
 def test_a_head_of_several_pairs_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs import engine
-
-    measured: list[int] = []
-    real = engine.Texts.after
-
-    def counting(self: Any, changes: Any, judge: Any) -> Any:
-        measured.append(len(changes))
-        return real(self, changes, judge)
-
-    monkeypatch.setattr(engine.Texts, "after", counting)
+    measured = counted_passes(monkeypatch)
     am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), PAIRS)
     assert sum(measured) == 4 + 3
 

@@ -9,7 +9,7 @@ import models
 import planted
 import pytest
 import torch
-from by_hand import AGAINST, ANSWERS, JUDGED, block_of, columns, logit_differences, pair, plan_of
+from by_hand import AGAINST, ANSWERS, JUDGED, block_of, columns, logit_differences, pair, plan_of, until_the_end
 from torch import Tensor, nn
 from torch.func import jvp
 from transformer_lens.patching import get_act_patch_direct_path_all_sources
@@ -64,11 +64,8 @@ def reading(plain: Any, family: str, receiver: str, change: Tensor) -> Iterator[
                 return changed
 
         handles += [source.register_forward_pre_hook(keep, with_kwargs=True), write.register_forward_hook(made)]
-    try:
+    with until_the_end(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def written(plain: Any, ids: Tensor) -> dict[str, Tensor]:
@@ -90,10 +87,8 @@ def written(plain: Any, ids: Tensor) -> dict[str, Tensor]:
             out.register_forward_hook(lambda module, args, output, layer=layer: keep(f"raw{layer}", output)),
             mlp.register_forward_hook(lambda module, args, output, layer=layer: keep(f"L{layer} MLP", output)),
         ]
-    with torch.no_grad():
+    with until_the_end(handles), torch.no_grad():
         plain(ids)
-    for handle in handles:
-        handle.remove()
     return kept
 
 

@@ -5,7 +5,6 @@ import itertools
 import math
 import statistics
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Final
 
 import models
@@ -23,7 +22,6 @@ from attnmech.methods.null_attention.figures import VERDICT_STYLES
 from attnmech.methods.null_attention.formulas import VERDICTS, value_ratio, verdict_of
 from attnmech.methods.null_attention.result import INTERVENTIONS
 from attnmech.methods.null_attention.sums import FACTS
-from attnmech.runs.engine import Texts
 
 F64 = torch.float64
 NAN = float("nan")
@@ -362,24 +360,6 @@ def test_the_map_shows_verdicts_as_colours_and_letters_with_numbers() -> None:
     assert some.z[0][0] is None
     assert some.hovertext[0][0] == "L1H0<br>not measured"
     assert some.y[0] == "1"
-
-
-def test_a_journal_is_gone_on_with_whatever_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids, path = models.hooked("gpt2"), models.token_ids("gpt2"), tmp_path / "null.journal"
-    real, calls = Texts.after, []
-
-    def after(self: Any, *args: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            raise RuntimeError("cut off")
-        return real(self, *args)
-
-    monkeypatch.setattr(Texts, "after", after)
-    with pytest.raises(RuntimeError, match="cut off"):
-        am.null_attention(model, ids, journal=path)
-    assert path.exists()
-    again = am.null_attention(model, ids, journal=path, delta=0.5)
-    assert again.complete and again.delta == 0.5 and not path.exists()
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import reference
 import tiny
 import torch
+from by_hand import until_the_end
 from comparing import refuses
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -134,11 +135,9 @@ def test_logits_have_the_mean_factors_of_norms(name: str) -> None:
         factors[norm].append((x.pow(2).mean(dim=-1) + norm.eps).rsqrt())
 
     handles = [norm.register_forward_pre_hook(at_norm) for norm in factors]
-    with torch.no_grad():
+    with until_the_end(handles), torch.no_grad():
         for ids in texts:
             plain(input_ids=ids[None])
-    for handle in handles:
-        handle.remove()
     means = {norm: float(torch.cat(values).mean()) for norm, values in factors.items()}
     scale = [means[final] * (means[behind[layer]] if behind else 1) for layer in range(plain.config.num_hidden_layers)]
     result = am.ov_tokens(models.hooked(name, F64), iter(texts), tokens=[5, 3])

@@ -7,7 +7,7 @@ import centred
 import models
 import pytest
 import torch
-from centred import F32, F64
+from centred import F64, dtype_of
 from comparing import close, refuses
 from torch import Tensor
 
@@ -25,11 +25,6 @@ def inputs_of(name: str, side: str) -> dict[str, Tensor]:
     """Texts of 7, 5 and 3 tokens, padded on one side."""
     given = models.padded("llama", side)
     return given if name not in ("gptj", "llama4_text") else {**given, "input_ids": given["input_ids"] % 40 + 3}
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """Single precision for families that transformers computes in float32 whatever the dtype."""
-    return F32 if name in ("gpt_oss_yarn", "cohere", "llama4_text") else F64
 
 
 def expected_terms(

@@ -7,7 +7,7 @@ import centred
 import models
 import pytest
 import torch
-from centred import F32, F64
+from centred import F32, F64, dtype_of
 from comparing import close, refuses
 from torch import Tensor
 
@@ -17,10 +17,6 @@ from attnmech.methods.scores.wavelengths import UNROTATED, band_names
 
 def ids_of(name: str, batch: int = 2, length: int = 8, seed: int = 4) -> Tensor:
     return torch.randint(3, 40, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def dtype_of(name: str) -> torch.dtype:
-    return F32 if name in ("gpt_oss_yarn", "cohere", "llama4_text") else F64
 
 
 def planes_of(name: str, layer: int, d_head: int) -> list[tuple[int, int, float]]:

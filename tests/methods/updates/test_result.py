@@ -1,8 +1,6 @@
 """The vectors that heads write, against loops over raw weights and over values that plain transformers returns."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
@@ -11,6 +9,7 @@ import models
 import pytest
 import reference
 import torch
+from by_hand import watched
 from comparing import refuses
 from torch import Tensor, nn
 
@@ -110,35 +109,6 @@ class Truth:
         """The contribution of the output projection's bias at row i."""
         b_O = self.weights.b_O
         return torch.zeros_like(self.x[b, i]) if b_O is None else b_O.double() * self.scale[b, i]
-
-
-@contextmanager
-def watched(modules: dict[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """The inputs and outputs of a plain model's modules during the block, by name."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    given: dict[str, Tensor] = {}
-
-    def before(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            given[name] = (args[0] if args else kwargs["hidden_states"]).detach().clone().double()
-
-        return hook
-
-    def after(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            # A copy, because Falcon adds to it in place.
-            first = output if isinstance(output, Tensor) else output[0]
-            found[name] = given[name], first.detach().clone().double()
-
-        return hook
-
-    handles = [module.register_forward_pre_hook(before(name), with_kwargs=True) for name, module in modules.items()]
-    handles += [module.register_forward_hook(after(name)) for name, module in modules.items()]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def t5_weights(block: nn.Module, stack: str) -> reference.Layer:

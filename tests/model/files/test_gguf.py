@@ -364,11 +364,6 @@ def test_a_damaged_file_is_refused_and_not_kept(file: Path, copies: Path, damage
     assert made(copies) == []
 
 
-def test_a_rotary_model_may_name_any_number_of_positions(file: Path) -> None:
-    plain = logits(am.load(file))
-    assert torch.equal(logits(am.load(patched(file, "llama.context_length", 10**8))), plain)
-
-
 def test_an_array_far_longer_than_any_vocabulary(tmp_path: Path, copies: Path) -> None:
     writer = gguf.GGUFWriter(str(tmp_path / "long.gguf"), "llama")
     writer.add_block_count(2)

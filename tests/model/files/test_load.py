@@ -60,11 +60,8 @@ def test_a_certificate_takes_few_passes_however_many_layers_there_are() -> None:
     passes = []
     for layers in (4, 12):
         hooked, calls = am.load(models.randomised(models.gpt2(layers=layers))), Counter[str]()
-        hook = register_module_forward_pre_hook(lambda module, _, calls=calls: calls.update([type(module).__name__]))
-        try:
+        with register_module_forward_pre_hook(lambda module, _, calls=calls: calls.update([type(module).__name__])):
             am.certify(hooked)
-        finally:
-            hook.remove()
         passes.append(calls["GPT2Model"])
     assert 0 < passes[0] <= passes[1] < 30, passes
 
@@ -451,11 +448,8 @@ def test_what_cannot_be_sent() -> None:
     with pytest.raises(UnsupportedModelError, match="is a module of your own, which worker processes cannot build"):
         Blueprint.of(own)
     hooked = models.plain("gpt2")
-    handle = hooked.transformer.register_forward_hook(lambda *_: None)
-    try:
+    with hooked.transformer.register_forward_hook(lambda *_: None):
         model = am.load(hooked)
-    finally:
-        handle.remove()
     hooked.transformer.register_forward_hook(lambda *_: None)
     with pytest.raises(UnsupportedModelError, match="has forward hooks, which are not sent to worker processes"):
         Blueprint.of(model)

@@ -97,20 +97,6 @@ def test_what_a_family_adds_to_large_weights_is_found_in_bfloat16(kind: str, siz
     assert kind_of(norm, normal(2, 3, D).bfloat16()) == NormKind(False, 1.0 if kind == "Gemma 2" else 0.0)
 
 
-@pytest.mark.parametrize("kind", RMS)
-def test_the_two_factors_of_an_rms_norm_multiply_to_the_norm(kind: str) -> None:
-    norm, x = norm_of(kind), normal(2, 3, D)
-    scale = norm_scale(norm, x, norm(x), torch.float32)
-    torch.testing.assert_close(scale.by_token[..., None] * scale.folded(x), norm(x))
-
-
-def test_without_a_norm_the_factors_are_one() -> None:
-    x = normal(2, 3, D)
-    scale = norm_scale(None, x, x, torch.float64)
-    assert bool((scale.by_token == 1).all()) and scale.folded(x) is x
-    assert scale.by_token.shape == (2, 3) and scale.by_token.dtype == torch.float64
-
-
 def test_where_an_entry_is_zero_its_multiplier_is_that_of_the_formula() -> None:
     norm, x = norm_of("Llama"), normal(2, 3, 4, D)
     x[0, 1, 2, 5] = 0

@@ -111,24 +111,6 @@ def test_wavelengths_of_a_model_are_those_of_its_config(name: str) -> None:
         assert parts.wavelengths.tolist() == pytest.approx([*expected, *[math.inf] * (d_head - turned)], rel=1e-4)
 
 
-def test_positions_that_a_caller_gives_leave_wavelengths_as_they_are() -> None:
-    model, ids = models.hooked("llama", F64), models.token_ids("llama", 1, 10)
-    packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4]])
-    one, other = (
-        am.decompose_scores(model, given).parts[0].wavelengths
-        for given in (ids, {"input_ids": ids, "position_ids": packed})
-    )
-    assert one is not None and other is not None
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=0)
-
-
-def test_a_rotation_of_the_model_gives_what_its_q_rot_is() -> None:
-    model, ids = models.hooked("gptj", F64), models.token_ids("gptj", 2, 6)
-    acts = model.run(ids, points=["q", "q_rot"])
-    turned = centred.back(acts["q_rot", 1], centred.turns_of("gptj", 6, F64), 1)
-    torch.testing.assert_close(turned, acts["q", 1], rtol=0, atol=1e-7)
-
-
 def test_tables_are_made_on_the_device_of_their_positions() -> None:
     tables = rotary_tables({"rope_theta": 300.0}, 10, torch.arange(7, device="meta"))
     assert tables is not None and [table.device.type for table in tables] == ["meta", "meta"]

@@ -776,11 +776,10 @@ def test_a_probe_reaches_past_every_branch(name: str) -> None:
     assert far.passed and hooked.certificate.ok, repr(hooked.certificate)
     block = hooked.base.get_submodule(hooked.architecture.blocks)[0]
     # From there on, attnmech's block and transformers' differ.
-    handle = block.get_submodule(hooked.architecture.mlp_out).register_forward_hook(
+    with block.get_submodule(hooked.architecture.mlp_out).register_forward_hook(
         lambda module, args, output: from_place(output, length - 5, 1.1)
-    )
-    broken = am.certify(hooked)
-    handle.remove()
+    ):
+        broken = am.certify(hooked)
     assert failed(broken) == {"far"}
     assert f"in a text of {length} tokens" in next(check.detail for check in broken.failed)
     assert {"scores", "pattern", "z", "logits", "resid_pre"} <= set(broken.refused) and "embed" not in broken.refused
@@ -791,11 +790,8 @@ def test_whatever_is_computed_from_a_wrong_stream_is_refused() -> None:
     """A block of attnmech's that differs from transformers' after position 60, which only the long probe reaches."""
     hooked = am.load(models.fresh("llama"))
     block = hooked.base.get_submodule(hooked.architecture.blocks)[0]
-    handle = block.register_forward_hook(
-        lambda module, args, output: with_first(output, lambda x: from_place(x, 60, 1.5))
-    )
-    certificate = am.certify(hooked)
-    handle.remove()
+    with block.register_forward_hook(lambda module, args, output: with_first(output, lambda x: from_place(x, 60, 1.5))):
+        certificate = am.certify(hooked)
     assert failed(certificate) == {"chain", "streams"}
     assert {"resid_pre", "attn_in", "q", "k_rot", "scores", "pattern", "v", "z", "result", "mlp_out", "logits"} <= set(
         certificate.refused

@@ -20,15 +20,6 @@ def demo() -> am.HookedModel:
     return am.load()
 
 
-def test_each_token_is_the_likeliest_of_a_run_without_a_cache(demo: am.HookedModel) -> None:
-    prompt = "When Anna and Tom came to the harbour, Tom gave an old anchor"
-    start = demo.encode(prompt).ids.shape[1]
-    said = demo.generate(prompt, 8)
-    assert said.ids[:, :start].tolist() == demo.encode(prompt).ids.tolist()
-    logits = demo.run(said).logits
-    assert logits[0, start - 1 : -1].argmax(-1).tolist() == said.ids[0, start:].tolist()
-
-
 def test_what_cannot_be_continued_is_refused(demo: am.HookedModel) -> None:
     with pytest.raises(InputError, match="the same length"):
         demo.generate(["Anna sang.", "Anna lost her book."], cache=False)

@@ -1,13 +1,12 @@
 """Every point against transformers' own hidden states, forward hooks on a plain model, or the raw weights."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import models
 import pytest
 import reference
 import torch
+from by_hand import watched
 from comparing import refuses
 from torch import Tensor, nn
 
@@ -26,35 +25,17 @@ ATTENTION_OUT = {
 MLP_OUT = {"bloom": "mlp.dense_4h_to_h", "gpt2": "mlp", "llama": "mlp", "bert": "output.dense"}
 
 
-@contextmanager
-def outputs_of(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found[name] = (output if isinstance(output, Tensor) else output[0]).detach()
-
-        return hook
-
-    handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def expected_points(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> dict[Any, Tensor]:
     """Every point, computed from a plain model."""
     model, kind = models.plain(name, dtype), reference.family(models.plain(name, dtype))
-    watched: dict[str, nn.Module] = {"embed": model.get_input_embeddings()}
+    modules: dict[str, nn.Module] = {"embed": model.get_input_embeddings()}
     for layer, block in enumerate(models.blocks_of(model)):
-        watched[f"attn{layer}"] = block.get_submodule(ATTENTION_OUT[kind])
-        watched[f"mlp{layer}"] = block.get_submodule(MLP_OUT[kind])
-        watched[f"block{layer}"] = block
-    with torch.no_grad(), outputs_of(watched) as found:
+        modules[f"attn{layer}"] = block.get_submodule(ATTENTION_OUT[kind])
+        modules[f"mlp{layer}"] = block.get_submodule(MLP_OUT[kind])
+        modules[f"block{layer}"] = block
+    with torch.no_grad(), watched(modules) as found:
         output = model(**inputs, output_hidden_states=True, output_attentions=True)
-    points: dict[Any, Tensor] = {("embed", None): found["embed"], ("logits", None): output.logits}
+    points: dict[Any, Tensor] = {("embed", None): found["embed"][1], ("logits", None): output.logits}
     heads = model.config.num_attention_heads
     for layer in range(model.config.num_hidden_layers):
         w = reference.layer_weights(model, layer)
@@ -73,8 +54,8 @@ def expected_points(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) ->
             ("resid_pre", layer): stream, ("attn_in", layer): x, ("q", layer): q, ("k", layer): k, ("v", layer): v,
             ("scores", layer): scores.masked_fill(hidden, torch.finfo(dtype).min), ("pattern", layer): pattern,
             ("z", layer): z, ("result", layer): result, ("attn_raw", layer): raw,
-            ("attn_out", layer): found[f"attn{layer}"], ("resid_mid", layer): stream + found[f"attn{layer}"],
-            ("mlp_out", layer): found[f"mlp{layer}"], ("resid_post", layer): found[f"block{layer}"],
+            ("attn_out", layer): found[f"attn{layer}"][1], ("resid_mid", layer): stream + found[f"attn{layer}"][1],
+            ("mlp_out", layer): found[f"mlp{layer}"][1], ("resid_post", layer): found[f"block{layer}"][1],
         }  # fmt: skip
         if kind == "llama":
             turns = [
@@ -108,27 +89,6 @@ def test_every_point_means_what_its_name_says(name: str, dtype: torch.dtype) -> 
         assert difference <= (2e-5 if dtype == F32 else 1e-6) * size, (key, difference)
 
 
-@pytest.mark.parametrize("name", [*models.FAMILIES, "bert_headless"])
-def test_shapes_are_those_that_the_model_lists(name: str) -> None:
-    hooked = models.hooked(name)
-    acts = hooked.run(models.token_ids(name), points=[p for p, a in hooked.points.items() if a.absent is None])
-    sizes = {"batch": 3, "position": 7, "query": 7, "key": 7, "vocab": hooked.n_vocab}
-    config = models.plain(name).config
-    fixed = {
-        "head": config.num_attention_heads,
-        "kv_head": getattr(config, "num_key_value_heads", config.num_attention_heads),
-        "d_model": config.hidden_size,
-        "d_head": getattr(config, "head_dim", config.hidden_size // config.num_attention_heads),
-    }
-    for (point, _), value in acts.values.items():
-        listed = hooked.points[point].shape.split()
-        assert [part.split("=")[0] for part in listed] == list(POINTS[point].axes)
-        for part in listed:
-            axis, _, size = part.partition("=")
-            assert size == (str(fixed[axis]) if axis in fixed else "")
-        assert tuple(value.shape) == tuple((sizes | fixed)[axis] for axis in POINTS[point].axes)
-
-
 def test_the_list_of_points_shows_itself() -> None:
     points = models.hooked("gpt2").points
     assert len(points) == len(POINTS) == 21
@@ -141,16 +101,17 @@ def test_the_list_of_points_shows_itself() -> None:
 
 
 WITHOUT = {
+    "resid_mid": "adds attention and MLP to the stream in one step",
     "logits": "without a head on top", "gate": "has no gate", "latent": "without a latent", "mixer_out": "has no mixer",
     "q_rot": "does not rotate queries and keys", "k_rot": "does not rotate queries and keys",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "bert_headless"])
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "bert_headless", "gptj"])
 def test_missing_points_say_why(name: str) -> None:
     hooked = models.hooked(name)
     missing = {"latent", "gate", "mixer_out"} | ({"logits"} if name == "bert_headless" else set())
-    missing |= {"q_rot", "k_rot"} if name != "llama" else set()
+    missing |= {"resid_mid"} if name == "gptj" else {"q_rot", "k_rot"} if name != "llama" else set()
     assert {point for point, about in hooked.points.items() if about.absent} == missing
     for point in missing:
         expected = f"^this model has no point {point!r}: .*{WITHOUT[point]}"
