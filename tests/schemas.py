@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from comparing import module_of
 from jsonschema import Draft202012Validator
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schema"
@@ -16,6 +15,8 @@ FOLDER = Path(__file__).parents[1] / "docs" / "schema"
 
 @cache
 def script() -> ModuleType:
+    from comparing import module_of  # loads the package, which `conftest.py` must not do before it is checked
+
     return module_of(FOLDER / "make.py", "make_schemas")
 
 
