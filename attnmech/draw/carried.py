@@ -49,14 +49,12 @@ class Carried:
         return column | {name: value for name, value in options.items() if value is not None}
 
     def slot(self, slot: Slot, figure: str) -> dict[str, Any]:
-        """A slot's description, with the names of its arrays."""
         columns = [self.column(column, figure) for column in slot.columns]
         parts = {"less": slot.less, "where": slot.where, "weights": slot.weights}
         carried = {"path": slot.path.split("."), "columns": columns, "equals": slot.equals}
         return carried | {name: part and self.column(part, figure) for name, part in parts.items()}
 
     def array(self, by_choice: ByChoice) -> str:
-        """The name of the array that holds these values."""
         values = by_choice.values
         if values.dtype == object:
             texts = tuple(values.flat)

@@ -61,7 +61,6 @@ class ByChoice:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the values of one choice."""
         return self.values.shape[len(self.over) :]
 
     @property

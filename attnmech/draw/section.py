@@ -80,11 +80,9 @@ def in_page_order(sections: Sequence[Section]) -> list[Section]:
     """
     ordered = sorted(sections, key=lambda section: list(TABS).index(section.tab))
     number = count(1)
-    return [_with_number(section, next(number)) if section.numbered else section for section in ordered]
-
-
-def _with_number(section: Section, number: int) -> Section:
-    contents = section.contents or section.heading
-    return replace(
-        section, heading=f"Figure {number}. {section.heading}", contents=f"{number} {contents}", numbered=False
-    )
+    for place, section in enumerate(ordered):
+        if section.numbered:
+            figure, contents = next(number), section.contents or section.heading
+            heading = f"Figure {figure}. {section.heading}"
+            ordered[place] = replace(section, heading=heading, contents=f"{figure} {contents}", numbered=False)
+    return ordered

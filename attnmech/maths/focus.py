@@ -133,8 +133,7 @@ class Places:
     at: Int[Tensor, "batch row place"]
     """The first token of the text, the row's own token, the token before it, and so on up to the number of last keys.
     """
-    missing: Bool[Tensor, "batch 1 row place"]
-    """Whether the token is not among the keys."""
+    missing: Bool[Tensor, "batch 1 row place"]  # whether the token is not among the keys
     is_global: tuple[Bool[Tensor, "batch row"], Bool[Tensor, "batch key"]] | None = None
     """Which rows and which keys are global tokens; None in a model without them."""
 
@@ -256,7 +255,6 @@ class FocusRows:
 
     @property
     def first(self) -> Int[Tensor, "batch 1 1"]:
-        """The position of each text's first token."""
         return self.defined.first[:, None, None]
 
     @cached_property

@@ -52,9 +52,7 @@ def logit_difference(
 def accuracy(
     logits: Float[Tensor, "row vocab"], answer: Int[Tensor, " row"], against: Int[Tensor, " row"] | None = None
 ) -> Float[Tensor, " row"]:
-    """Returns 1 where the answer's logit is above the logit of `against`, or of every other token; otherwise, and for
-    ties, 0.
-    """
+    """Returns 1 where the answer's logit is above that of `against`, or of every other token; else, and for ties, 0."""
     right = logits.gather(1, answer[:, None])
     if against is not None:
         others = logits.gather(1, against[:, None])

@@ -303,9 +303,7 @@ def of_part(
     norm: FrozenNorm | None = None,
     norm_last: bool = False,
 ) -> Float[Tensor, "*batch head position d_head"]:
-    """Returns what a part of the input contributes to the queries or keys in the score; linear in x, since `norm` is
-    frozen.
-    """
+    """What a part of the input adds to the queries or keys in the score; linear in x, since `norm` is frozen."""
     return _as_scored(product_by_head(x, W), None, rotate, norm, norm_last)[0]
 
 

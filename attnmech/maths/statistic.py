@@ -94,7 +94,6 @@ class Statistics(dict[str, Kind], Generic[Kind]):
         super().__init__({name: member for name, member in members.items() if isinstance(member, kind)})
 
     def place(self, name: str) -> int:
-        """The index of a statistic along the axis."""
         return list(self).index(name)
 
     @property

@@ -23,15 +23,11 @@ CLARITY: Final = ("agreeing", "clear", "clear_size", "one_text")
 class Places:
     """Where the means of a result stand: heads, positions, pairs, interventions, ..."""
 
-    columns: Mapping[str, Sequence[Any]]
-    """The first columns of the table, with an entry for each of its rows."""
-    index: tuple[Any, ...]
-    """The indices, in tensors `[*place]`, of each row of the table."""
-    named: Callable[[Sequence[int]], str]
-    """The name of a place in a sentence, from its indices among the means."""
+    columns: Mapping[str, Sequence[Any]]  # the first columns of the table, with an entry for each of its rows
+    index: tuple[Any, ...]  # the indices, in tensors `[*place]`, of each row of the table
+    named: Callable[[Sequence[int]], str]  # the name of a place in a sentence, from its indices among the means
     things: str = "heads"
-    layers: Sequence[int] = ()
-    """The layers of the first axis of the means, if not all layers of the model are there."""
+    layers: Sequence[int] = ()  # the layers of the first axis of the means, if not all layers of the model are there
     spread: Callable[[Tensor], Tensor] = field(default=lambda measured: measured)
     """Turns numbers of the places measured into a tensor `[*place]`."""
 

@@ -139,8 +139,7 @@ class Result(SavesFigures, ABC):
 
     provenance: Provenance
 
-    _SUBTRACT: ClassVar[str]
-    """Advice on what to subtract instead, in a class whose differences would be meaningless."""
+    _SUBTRACT: ClassVar[str]  # advice on what to subtract instead, in a class whose differences would be meaningless
     _AXES: ClassVar[Mapping[str, str | Collection[Any]]] = {}
     """The labels of axes, by the axis: the name of the field or property that holds them, or the labels themselves."""
 
@@ -232,8 +231,7 @@ class PagedResult(WritesHtml, Result):
     """The heading of the page, unless a class defines `_title`: `{model}` and `{metric}` stand for their names, and
     `{result.NAME}` for a field."""
 
-    _is_about_heads: ClassVar[bool] = True
-    """Whether `by_head` has rows of heads, not of pairs or steps."""
+    _is_about_heads: ClassVar[bool] = True  # whether `by_head` has rows of heads, not of pairs or steps
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -29,12 +29,10 @@ class Reference:
     """The means at which queries and keys are split."""
 
     kind: Literal["mean", "position", "fixed"]
-    by_position: bool
-    """Whether each position has its own mean; the term `position` is then not a function of distance."""
+    by_position: bool  # whether each position has its own mean; the term `position` is then not a function of distance
     tokens: tuple[int, ...]
     """For each text, the number of tokens in its own means; empty if the means are not the texts' own."""
-    words: str
-    """The reference in words."""
+    words: str  # the reference in words
 
     def note(self, sequence: int, nouns: Nouns = TEXT) -> str:
         """A sentence for figures of one text."""
@@ -54,8 +52,6 @@ class Reference:
 
 
 class _ByTerm(Mapping[str, Tensor]):
-    """Maps the name of a term to a tensor."""
-
     by_term: Mapping[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:

@@ -48,8 +48,7 @@ def require_one_figure(figure: object) -> None:
 class WithQuantities(PagedResult):
     """A result whose statistics are means over texts: `result["NAME"]` is one of them, as a `Quantity`."""
 
-    _SAMPLE: ClassVar[str] = "text"
-    """What the means are taken over: "text", "pair", "answer"."""
+    _SAMPLE: ClassVar[str] = "text"  # what the means are taken over: "text", "pair", "answer"
 
     def __getitem__(self, name: str) -> Quantity:
         """A statistic with its intervals and tests."""
@@ -108,8 +107,7 @@ class AgainstBaseline(WithQuantities, OfLayers):
     Intervals and tests of a statistic hold for all heads and all statistics together.
     """
 
-    _MEASURE: ClassVar[str]
-    """What is compared with the baseline."""
+    _MEASURE: ClassVar[str]  # what is compared with the baseline
 
     @property
     @abstractmethod
@@ -144,8 +142,7 @@ class Table(WithQuantities):
     statistic.
     """
 
-    _MAIN: ClassVar[str]
-    """The main statistic."""
+    _MAIN: ClassVar[str]  # the main statistic
 
     def _measured_quantity(self, name: str) -> Quantity:
         every = self._by_text(name)

@@ -65,7 +65,6 @@ class EdgePasses:
 
     @torch.no_grad()
     def metric(self, judge: Metric, patched: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " text"]:
-        """The metric of each text with some edges patched."""
         judge, depth = judge.at(self._part.documents), len(self._layers)
         clean = Output(self._streams[depth], None)
         judging = Judging(self._part.batch, self._queries, self._blocks, clean, self._rows)

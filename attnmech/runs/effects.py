@@ -137,8 +137,7 @@ class Effects(OneEffect):
 
     _TITLE = "Effect of {result.method} on {metric}, {result._PLACE} by {result._PLACE}"
     _AXES: ClassVar = {"layer": "_layer_of_row", "text": "tokens"}
-    _PLACE: ClassVar[str]
-    """The unit of the second axis: heads, kv heads or positions."""
+    _PLACE: ClassVar[str]  # the unit of the second axis: heads, kv heads or positions
     effect = replace(OneEffect.effect, axes="layer place")
 
     method: str

@@ -92,18 +92,14 @@ class Engine:
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
     def on(self, model: HookedModel | None) -> "Engine":
-        """The same engine on another copy of the model; with None, an engine without a model, to be sent to a
-        worker.
-        """
+        """The same engine on another copy of the model; with None, without a model, to be sent to a worker."""
         engine = copying.copy(self)
         blocks = Blocks(model) if model and can_begin_in_the_middle(model) else None
         engine.__dict__.update(model=model, blocks=blocks, _texts=None, _changes=())
         return engine
 
     def texts_of(self, documents: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """The numbers of the texts from which some inputs were made; an intervention takes its values by these
-        numbers.
-        """
+        """The numbers of the texts from which inputs were made; an intervention takes its values by them."""
         return documents if self.text_of is None else self.text_of[documents]
 
     def share(self, changes: Sequence[Change], tokens: int, *, keep: bool) -> None:

@@ -37,9 +37,7 @@ class Haystacks:
 
     @classmethod
     def of(cls, model: HookedModel, tokens: int, seed: int) -> "Haystacks":
-        """Random texts of that many tokens; raises `InputError` if the model does not read them or the number does not
-        fit.
-        """
+        """Random texts of that many tokens; `InputError` if the model does not read them or the number does not fit."""
         if not model.causal or len(model.stacks) > 1:
             raise InputError(f"`context` needs a decoder alone, which predicts the next token; got {model.name}.")
         model.points.resolve(["logits"], None, model.refused)

@@ -60,9 +60,7 @@ class PromptPairs:
         return {names[name]: one_by_one(Values(values, f"that of the {run} run")) for name, values in by_point.items()}
 
     def check_positions(self, positions: Positions) -> list[int]:
-        """Returns the positions sorted, negative ones from the end; raises `InputError` for one beyond the shortest
-        prompt.
-        """
+        """The positions sorted, negative ones from the end; `InputError` for one beyond the shortest prompt."""
         wanted = '"last" or a list of positions'
         numbers = [-1] if isinstance(positions, str) and positions == "last" else listed("positions", positions, wanted)
         shortest = min(self.lengths)

@@ -30,9 +30,7 @@ class ScoreAudits:
         return self._audits[block.layer].parts
 
     def add(self, block: RowBlock, total: Tensor) -> None:
-        """Compares the sum of the terms with the scores; raises `ExactnessError` at the end of a layer if rounding does
-        not explain their difference.
-        """
+        """Compares the terms' sum with the scores; at a layer's end, `ExactnessError` if rounding cannot explain it."""
         self._audits[block.layer].add(block, total)
         if block.rows.stop == block.mask.queries:
             self._audits.pop(block.layer).require_exact()

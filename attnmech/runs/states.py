@@ -55,9 +55,7 @@ def require_same_shapes(reducer: Reducer, before: dict[str, Any], after: dict[st
 
 
 def merged(reducer: Reducer, one: State, other: State, documents: Sequence[int]) -> State:
-    """The state that the reducer's `merge` returns; raises `ReducerError` if names, dtypes or numbers of axes
-    change.
-    """
+    """The state that the reducer's `merge` returns; `ReducerError` if names, dtypes or numbers of axes change."""
     expected = {name: (value.dtype, value.ndim) for name, value in other.items()}
     together = finite(reducer, reducer.merge(one, other), documents)
     for name in (*expected, *together):

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -132,7 +132,9 @@ def stream(
     work = Streaming(model, _checked(reducers), model.stack(stack), layers, new)
     shard, truncate = checked_shard(shard), flag("truncate", truncate)
     bos, progress, workers = optional_flag("bos", bos), flag("progress", progress), workers_of(engine)
-    several = _is_corpus(inputs)
+    # A text, list, tensor or image is one batch.
+    whole = isinstance(inputs, str | torch.Tensor | Mapping | Batch | Sequence) or hasattr(inputs, "__array__")
+    several = isinstance(inputs, Iterable) and not whole
     if optional_flag("keep_rows", keep_rows) if keep_rows is not None else not several:
         if shard != (0, 1) or journal is not None or truncate:
             raise InputError(
@@ -144,12 +146,6 @@ def stream(
     listed_texts = isinstance(inputs, list | tuple) and not is_chat(inputs)
     texts = cast(Iterable[Inputs], inputs if several or listed_texts else [inputs])
     return work.corpus(texts, bos, truncate, shard, journal, progress, workers)
-
-
-def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]:
-    """Whether there may be more than one batch: an iterable other than a text, list, tensor or image."""
-    known = isinstance(inputs, (str, torch.Tensor, Mapping, Batch, Sequence))
-    return isinstance(inputs, Iterable) and not known and not hasattr(inputs, "__array__")
 
 
 def _checked(reducers: Any) -> tuple[Reducer, ...]:
@@ -206,7 +202,6 @@ class Streaming:
         return keys
 
     def batch(self, batch: Batch) -> tuple[Any, ...]:
-        """The results for texts that run together."""
         states = self._reduced(Run(*self._place, batch, torch.arange(len(batch.ids)), corpus=False))
         tokens = batch.queries(self.stack.label).tokens
         copies = copies_of(batch.digests.tolist()) if len(batch.ids) > 1 else ()
@@ -254,7 +249,6 @@ class Streaming:
             return self._finished(total.states, source)
 
     def of_part(self, batch: Batch, documents: Int[Tensor, " batch"]) -> list[State]:
-        """The state of every reducer after one batch of a corpus."""
         return self._reduced(Run(*self._place, self.continued(batch), documents, corpus=True))
 
     def continued(self, batch: Batch) -> Batch:

@@ -27,10 +27,8 @@ class Summed(OfLayers):
     """A result whose numbers follow from the state of a reducer."""
 
     _AXES: ClassVar = {"layer": "layers"}
-    _STATE: ClassVar[Mapping[str, Any]]
-    """The types of the entries of `state`."""
-    _ROWS: ClassVar[str] = "values"
-    """The entry of `state` that keeps rows, for texts that were run together."""
+    _STATE: ClassVar[Mapping[str, Any]]  # the types of the entries of `state`
+    _ROWS: ClassVar[str] = "values"  # the entry of `state` that keeps rows, for texts that were run together
 
     layers: tuple[int, ...]
     """The layers measured."""

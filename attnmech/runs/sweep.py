@@ -345,7 +345,6 @@ class Sweeping:
         return list(self.engine.groups(part, self.changes, todo))
 
     def note(self, measurements: Measured, bar: Steps) -> None:
-        """Records measurements, and writes them to the journal."""
         self.record.put(measurements)
         if self.journal:
             self.journal.write(self.record.entry())

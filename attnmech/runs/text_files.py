@@ -52,7 +52,7 @@ def texts_of_file(path: Readable, column: str | None = None) -> Iterator[str]:
     if suffix in PLAIN:
         if column is not None:
             raise InputError(f"{path} is read line by line, so it has no column {shown(column)}; leave `column` out.")
-        texts: Iterator[str] = _plain(path, unpack)
+        texts: Iterator[str] = (line.removesuffix("\n").removesuffix("\r") for line in _lines(path, unpack))
     elif suffix in _TABLES and not (unpack and suffix == ".parquet"):
         texts = _TABLES[suffix](path, unpack, column)
     else:
@@ -103,10 +103,6 @@ def _lines(path: Readable, unpack: Unpack) -> Iterator[str]:
             ) from error
         offset += len(line)
         yield text.removeprefix(_BOM if number == 1 else "")
-
-
-def _plain(path: Readable, unpack: Unpack) -> Iterator[str]:
-    return (line.removesuffix("\n").removesuffix("\r") for line in _lines(path, unpack))
 
 
 def _json_lines(path: Readable, unpack: Unpack, column: str | None) -> Iterator[str]:

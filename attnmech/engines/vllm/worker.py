@@ -357,8 +357,6 @@ class Watch:
 
 @dataclass
 class _Step:
-    """One step of the engine."""
-
     names: Sequence[str]
     starts: Sequence[int]  # the first row of each request in the step's tensors
     lengths: Sequence[int]  # the number of tokens of each request, those of the step included

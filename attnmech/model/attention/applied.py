@@ -107,7 +107,6 @@ class AppliedInLayer:
 
     @property
     def scales(self) -> list[Intervention]:
-        """The interventions that change terms of the scores."""
         return [change.intervention for change, _ in self._of(Scale)]
 
     @property

@@ -210,7 +210,6 @@ class InForce:
 
     @property
     def checks(self) -> bool:
-        """Whether passes are checked by the running certificate."""
         return not any(block.unchecked for block in self._open())
 
     @contextmanager

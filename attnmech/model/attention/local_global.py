@@ -199,7 +199,6 @@ def halves_of(batch: Batch, like: Float[Tensor, "batch position head d_head"]) -
 
 
 def global_tokens(batch: Batch) -> Bool[Tensor, "batch position"]:
-    """True at the global tokens of a batch."""
     mask = batch.extra.get(GLOBAL_MASK)
     if mask is None:
         return torch.zeros_like(batch.mask)

@@ -140,7 +140,6 @@ class Postponed(Tensor):
             return func(*args, **kwargs)
 
     def hidden_by(self, rule: MaskRule) -> Tensor:
-        """The scores after a mask is added."""
         with torch._C.DisableTorchFunctionSubclass():
             shape, made = self.shape, self._made
             if made.is_pattern or len(shape) != 4 or shape[2:] != (rule.queries, rule.keys):

@@ -168,7 +168,6 @@ class OurMultiheadAttention(nn.Module):
 
     @property
     def original(self) -> nn.MultiheadAttention:
-        """The module that this one replaces."""
         return self._of[0]
 
     def forward(

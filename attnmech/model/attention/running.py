@@ -229,7 +229,6 @@ class Balance:
         self._z[stack, layer] = z
 
     def hold_written(self, stack: str, layer: int, out: nn.Module, raw: Tensor) -> None:
-        """Records the output of W_O for the layer's z."""
         z = self._z.pop((stack, layer), None)
         if z is not None:
             self._held_z.append(((stack, layer), z, self._directions.written((stack, layer), out)))
@@ -284,7 +283,6 @@ class Balance:
         self._values.setdefault(tuple(apart.shape), []).append((stack, layer, apart, size))
 
     def skip(self, identity: str, stack: str, layer: int, why: str) -> None:
-        """Records that an identity is not tried in a layer."""
         where = f"layer {layer}" + (f" of the {stack} stack" if stack else "")
         self.skipped.append(f"{STATEMENTS[identity]}, {where}: {why}")
 

@@ -45,7 +45,6 @@ class Unbridged:
 
     @property
     def tokenizer(self) -> Any:
-        """The bridge's tokenizer; None if it has none."""
         return None if self.bridge is None else self.bridge.tokenizer
 
     @cached_property

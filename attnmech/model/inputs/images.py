@@ -99,7 +99,6 @@ class ImageEncoder:
         return tuple(next(names) if place is None else f"{place[0]},{place[1]}" for place in self._places)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """The labels of the positions with these ids."""
         return tuple(map(self._text, ids))
 
     def _text(self, number: int) -> str:

@@ -60,8 +60,7 @@ class Place:
 class Places:
     """The places and names of a text's tokens, one entry per token."""
 
-    places: tuple[Place | None, ...]
-    """None for text, and for a token of a picture or sound without one place."""
+    places: tuple[Place | None, ...]  # None for text, and for a token of a picture or sound without one place
     labels: tuple[str | None, ...]
     """None for text, and for placeholders that the model embeds as text (the marks around a picture)."""
 

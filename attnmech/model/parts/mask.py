@@ -163,7 +163,6 @@ def mask_rule(
 
 
 def everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The rule by which every query sees every key."""
     return key >= 0
 
 

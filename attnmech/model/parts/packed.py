@@ -27,7 +27,6 @@ def is_packed(weight: Tensor) -> bool:
 
 
 def is_packed_projection(module: nn.Module) -> bool:
-    """Whether a module is a projection with packed weights."""
     weight = getattr(module, "weight", None)
     sized = all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
     return sized and not (isinstance(weight, Tensor) and not is_packed(weight))

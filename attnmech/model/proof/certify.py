@@ -180,7 +180,6 @@ class Statements(EditChecks):
         return made
 
     def read(self, run: ProbeRun, layer: int) -> None:
-        """Compares what a layer of the stack has just computed."""
         for statement in self._of_layers.values():
             if isinstance(statement, Statement):
                 statement.read(self, run, layer)

@@ -19,7 +19,6 @@ _ALONE: Final = 4  # at this many tokens, each head goes through W_O by itself
 
 
 def gate_values(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """The gate comes from `attn_in`, a norm or the global tokens."""
     gate = probe.plan.gate
     assert gate is not None
     if isinstance(gate, NormGate):
@@ -42,7 +41,6 @@ def gate_limit(probe: Probe) -> float:
 
 
 def weighted_values(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """z is pattern v, times the gate if there is one."""
     pattern, v = probe.at(run, "pattern", layer), probe.at(run, "v", layer)
     expected, summed = (_pattern_v(probe, run, layer, v, size=size) for size in (False, True))
     if probe.plan.gate is not None:
@@ -80,7 +78,6 @@ def by_head(probe: Probe, value: Tensor) -> Tensor:
 
 
 def written_by_heads(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """`result` is z W_O of each head, and `attn_raw` their sum plus b_O."""
     dtype, d_value = probe.model.dtype, probe.stack.d_value
     steps = steps_rounding(dtype)
     weights, z = probe.stack.weights(layer), probe.at(run, "z", layer)
@@ -124,7 +121,6 @@ def _alone(probe: Probe, layer: int, z: Tensor, W_O: Tensor, bias: Tensor) -> Co
 
 
 def scaled_output(probe: Probe) -> Check | Statement:
-    """`attn_out` is `attn_raw`, times a factor."""
     factor, architecture = probe.plan.attn_scale, probe.plan
     statement = "attn_out = attn_raw" if factor == 1 else f"attn_out = {factor:.4g} attn_raw"
     if architecture.attn_out not in ("", architecture.out):

@@ -21,8 +21,6 @@ from .texts import texts_of
 
 
 def rotated(probe: Probe) -> Statement:
-    """Rotated queries and keys are R q and R k."""
-
     def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
         rotary, notes, rounding = probe.plan.rotary, probe.block(run, layer).notes, _rotated_to(probe, run, layer)
         statement.tolerance = max(statement.tolerance or 0.0, rounding)
@@ -100,7 +98,6 @@ def rotary_closed_form(probe: Probe) -> Check | Statement:
 
 
 def alibi_terms(probe: Probe) -> Statement:
-    """The position term is slope · key position."""
     alibi = probe.plan.alibi
     assert alibi is not None
     slopes = alibi.slopes(probe.stack.n_heads).to(probe.model.device) * alibi.factor
@@ -190,9 +187,7 @@ def _table(encoder: Any, attention: nn.Module, kind: str, heads: int) -> Float[T
 
 
 def relative_scores_beyond(probe: Probe) -> Iterator[Compared]:
-    """The same of the first layer in a text with distances that share a row; none if the probe has them, or no text
-    can.
-    """
+    """The same of the first layer in a text with distances that share a row, if the probe lacks them and a text can."""
     model, limit = probe.model, probe.plan.position_limit
     if probe.plan.relative == "XLNet":
         return

@@ -39,8 +39,7 @@ class Unembedding:
     bias: Float[Tensor, " vocab"] | None
     logit_scale: float
     softcap: float | None
-    dtype: torch.dtype
-    """The precision of the model."""
+    dtype: torch.dtype  # the precision of the model
     in_float32: bool = True
     """Whether the final norm computes in float32 even in a float64 model, as all norms but torch's own LayerNorm do."""
     has_norm: bool = True
@@ -129,9 +128,7 @@ class Unembedding:
 
 
 def unembedding_of(model: HookedModel) -> Unembedding:
-    """A model's final norm and head; raises `InputError`, with the reason, if logits are not one norm and one
-    matrix.
-    """
+    """A model's final norm and head; raises `InputError`, with the reason, if logits are not one norm and matrix."""
     plan = model.output_stack.architecture
     reason = why_not_linear(model)
     if reason is not None:

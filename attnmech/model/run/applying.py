@@ -76,9 +76,7 @@ def placed_intervention(
 
 
 def require_means(interventions: Iterable[Intervention], weights_hash: Callable[[], str]) -> None:
-    """Raises `InputError` for an intervention whose means belong to other weights; hashes the model's weights at most
-    once.
-    """
+    """Raises `InputError` for an intervention with means of other weights; hashes the model's weights at most once."""
     edits = [intervention.edit for intervention in interventions]
     means = {edit.centre for edit in edits if isinstance(edit, Scale) and edit.centre is not None}
     weights = weights_hash() if means else ""

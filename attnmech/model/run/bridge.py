@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def build_bridge(original: PreTrainedModel, tokenizer: Any) -> "TransformerBridge":
-    """A bridge on a new copy of the model, which shares the parameters and runs eager attention, so that all hooks
-    fire.
-    """
+    """A bridge on a new copy of the model, with shared parameters and eager attention, so that all hooks fire."""
     # TransformerLens is imported only when a bridge is requested.
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 

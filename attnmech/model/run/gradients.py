@@ -20,9 +20,7 @@ Measure = Callable[..., Tensor]  # `f(logits)` or `f(logits, batch)` -> one numb
 
 
 def run_with_gradients(model: WiredModel, batch: Batch, keys: Sequence[PointKey], measure: Measure) -> Activations:
-    """The values at the points, with d(Σ measure)/d(value) of each in `.gradients`; zero if the measure does not depend
-    on it.
-    """
+    """The values at the points, with d(Σ measure)/d(value) in `.gradients`; 0 if the measure does not depend on it."""
     batch = batch.differentiable
     wanted = Pass(batch, frozenset(keys), gradients=True)
     with torch.enable_grad(), _naming_undifferentiable():

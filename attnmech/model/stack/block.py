@@ -70,9 +70,7 @@ def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_m
 
 
 def attention_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> NormScale:
-    """The factors by which the norm between attention and stream (Gemma 2) multiplied `attn_raw`; ones without such
-    norm.
-    """
+    """The factors by which the norm between attention and stream (Gemma 2) multiplied `attn_raw`; ones without one."""
     path = stack.architecture.attn_out
     norm = stack.module(end.layer, path) if path else None
     factor = stack.architecture.attn_scale

@@ -236,9 +236,7 @@ class ScoreAudit:
         return sides[0], sides[1]
 
     def require_exact(self, heads: Sequence[int] | None = None) -> None:
-        """Raises `ExactnessError`, naming the head whose sum of terms is farthest off, if rounding cannot explain the
-        difference.
-        """
+        """Raises `ExactnessError`, naming the head whose terms are farthest off, if rounding cannot explain it."""
         chosen = list(range(len(self.excess))) if heads is None else list(heads)
         residual, excess = self.residual[chosen], self.excess[chosen]
         require_exact(self._block.layer, chosen, "the terms of its scores", residual, excess)

@@ -85,7 +85,6 @@ class Stack:
         return full_name(self.label, name)
 
     def module(self, layer: int, path: str) -> nn.Module:
-        """A module of one block, by its dotted path."""
         return submodule(self.blocks[layer], path)
 
     def weights(self, layer: int) -> AttentionWeights:
@@ -131,9 +130,7 @@ class Stack:
         return None
 
     def rotation(self, layer: int, notes: Notes) -> Rotation | None:
-        """The rotation of a layer's queries and keys, with the tables in its notes; None if the layer does not
-        rotate.
-        """
+        """The rotation of a layer's queries and keys, with the tables in its notes; None if there is none."""
         rotary = self.architecture.rotary
         if rotary is None or layer in self.architecture.unrotated:
             return None
@@ -183,9 +180,7 @@ class Stack:
         return value if self.architecture.batch_first else value.transpose(0, 1)
 
     def by_token(self, value: Tensor) -> Tensor:
-        """A stream as `[batch position d_model]`, even from blocks that merge both axes (OPT), or have positions
-        first.
-        """
+        """A stream as `[batch position d_model]`, even of blocks that merge axes (OPT) or have positions first."""
         if value.ndim == 3:
             return self.turned(value)
         return value.reshape(len(self.in_force.under_way.batch.ids), -1, value.shape[-1])

@@ -100,9 +100,7 @@ def has_own_hooks(model: nn.Module) -> bool:
 
 
 def use_attention(model: PreTrainedModel, implementation: str, towers: Sequence[str] = ()) -> PreTrainedModel:
-    """Sets the attention implementation of a model and of all its parts, which may have their own configs (T5), except
-    its `towers`, given by their paths.
-    """
+    """Sets the attention implementation of a model and its parts (T5's have their own configs), but its `towers`."""
     # A config hands the setting on to the configs inside it.
     parts: list[nn.Module] = [model.base_model.get_submodule(path) for path in towers]
     kept = [(config, config._attn_implementation) for tower in parts for config in _configs(tower)]

@@ -198,9 +198,7 @@ class Reader:
         }
 
     def _one_place(self, calls: Sequence[Attended], what: str) -> tuple[str, str, list[int]]:
-        """The path of the list of blocks, the path of attention within a block, and the layers with attention, of some
-        calls of the attention function, which must be in one place; `what` names them in the error.
-        """
+        """The path of the blocks, that of attention in a block, and the layers, of some calls (`what` in the error)."""
         places = [self._place(attended) for attended in calls]
         lists = list(dict.fromkeys((path, attention) for path, _, attention in places))
         if len(lists) > 1:

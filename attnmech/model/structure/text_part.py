@@ -78,9 +78,7 @@ def placeholders_of(config: PreTrainedConfig, tokenizer: Any, inputs: Sequence[s
 
 
 def kinds_of(config: PreTrainedConfig) -> dict[int, str]:
-    """The ids of the tokens in whose places a model puts what it reads of a picture, a film or a sound, each with its
-    kind: "image", "video" or "sound".
-    """
+    """The ids of tokens in whose places pictures, films or sounds are put, each with "image", "video" or "sound"."""
     named = [(_STANDS.match(name), token) for name, token in _settings(config)]
     return {token: _KINDS.get(match[1], match[1]) for match, token in named if match and isinstance(token, int)}
 
