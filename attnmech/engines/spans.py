@@ -71,8 +71,7 @@ class SpanTotals:
 
     def __init__(self, layers: int, heads: int, device: torch.device) -> None:
         self._shape, self._open = (layers, heads, device), dict[str, SpanSums]()
-        self.ended: list[tuple[SpanSums, list[int]]] = []
-        """The requests that have ended, with their tokens."""
+        self.ended: list[tuple[SpanSums, list[int]]] = []  # the requests that have ended, with their tokens
 
     def begin(self, request: str, starts: Sequence[int], length: int) -> None:
         """Begins a request with spans, which will have at most `length` tokens."""

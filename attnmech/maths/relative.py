@@ -112,7 +112,6 @@ class Relative:
         return replace(self, query_at=self.query_at[here], key_at=self.key_at[here])
 
     def of_rows(self, rows: Int[Tensor, " row"]) -> "Relative":
-        """Returns the tables for some queries only."""
         return replace(self, query_at=self.query_at[rows])
 
     def of_head(self, head: int) -> "Relative":

@@ -52,7 +52,6 @@ class Attention:
 
     @cached_property
     def top(self) -> "Top":
-        """The two highest probabilities of each row."""
         return top_two(self.pattern)
 
     @cached_property

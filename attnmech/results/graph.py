@@ -76,7 +76,6 @@ class Graph:
 
     @cached_property
     def exists(self) -> Bool[Tensor, "sender receiver"]:
-        """Whether there is an edge."""
         there = torch.zeros(len(self.senders), len(self.receivers), dtype=torch.bool)
         there[:, -1] = True
         for layer in range(self.n_layers):

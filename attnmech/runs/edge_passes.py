@@ -185,7 +185,6 @@ def patched_edges(
     patched: Sequence[Bool[Tensor, "sender receiver"]],
     options: Mapping[str, Any],
 ) -> Float[Tensor, "change text"]:
-    """The metric of every text under each set of patched edges (`EdgePasses`), in float64."""
     texts = sum(len(part.documents) for part in parts)
     measured = torch.empty(len(patched), texts, dtype=torch.float64)
     with steps("patched edges", len(patched) * texts, show=options.get("progress", False)) as bar:

@@ -274,7 +274,6 @@ class Texts:
         return self.measured(changes, judge)
 
     def measured(self, changes: Sequence[Change], judge: Metric) -> After:
-        """The measurements under changes of an otherwise clean run."""
         keyless = Keyless(len(self.batch.ids), len(changes)) if self.engine.keyless else None
         output, shift = (
             (self._frozen(changes, keyless), None) if self.engine.frozen else self._recomputed(changes, keyless)

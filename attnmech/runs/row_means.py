@@ -317,5 +317,4 @@ class RowMeans(TextResult, Summed):
 
 
 def of_groups(means: TextMeans, places: list[int]) -> TextMeans:
-    """The same means over some of the groups of texts."""
     return TextMeans(means.above[..., places], means.below[..., places])

@@ -216,7 +216,6 @@ def batches_of(
 
 
 def tokens_of(parts: Sequence[CorpusBatch], stack: str) -> tuple[tuple[str, ...], ...]:
-    """The query tokens of each text, in one stack of the model."""
     return tuple(by_text(parts, lambda part: part.batch.queries(stack).real_tokens))
 
 

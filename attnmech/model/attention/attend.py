@@ -129,7 +129,6 @@ class _Layer:
         return self.mask.row_blocks(cells, gathered=self.gathers)
 
     def of_text(self, rows: range) -> range:
-        """The numbers of rows in their text, some of whose tokens may be cached."""
         past = self.site.in_force.under_way.past
         return range(rows.start + past, rows.stop + past)
 

@@ -252,7 +252,6 @@ class InForce:
         return part is not None and not part.runs(block)
 
     def applied_in(self, stack: str, layer: int) -> AppliedInLayer | None:
-        """The interventions inside the attention of a layer."""
         return self.under_way.applied.in_attention.get((stack, layer))
 
     def scales_in(self, stack: str, layer: int) -> bool:

@@ -43,7 +43,6 @@ class WeightsHash:
         self._known: tuple[str, str] | None = None
 
     def of(self, model: nn.Module) -> str:
-        """The hash of the weights as they are now."""
         tensors: dict[str, Tensor] = dict(model.named_parameters())
         counted = {f"{name.removesuffix('_orig')}_mask" for name in tensors if name.endswith("_orig")}
         tensors |= {

@@ -83,7 +83,6 @@ class ProbeRun:
             self.out_inputs.pop((stack, layer), None)
 
     def real(self, stack: str) -> Bool[Tensor, "batch position"]:
-        """True at the real query tokens."""
         return self.batch.queries(stack).mask
 
     def real_keys(self, stack: str) -> Bool[Tensor, "batch position"]:

@@ -51,7 +51,6 @@ class Bridges:
 
     @cached_property
     def first(self) -> "TransformerBridge":
-        """The bridge that the user sees."""
         return self._build()
 
     @contextmanager

@@ -187,8 +187,7 @@ class Continuing:
     ) -> None:
         self.batch = batch if batch.target is not None or not cache else _padded_on_the_left(batch)
         """The text so far, as the model reads it."""
-        self.steps: list[Activations] = []
-        """The points that the passes captured."""
+        self.steps: list[Activations] = []  # the points that the passes captured
         self._model, self._encoder, self._captures, self._cache = model, encoder, frozenset(captures), cache
         self._watched = watched
         self._module: Any = model.inner if self._watched else model.plain

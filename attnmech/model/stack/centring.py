@@ -83,7 +83,6 @@ def reference_of(centre: Centre, batch: Batch, stack: Stack) -> Reference:
 
 
 def is_by_position(centre: Centre) -> bool:
-    """Whether each position has its own mean."""
     return centre.per_position if isinstance(centre, MeanQK) else centre == "position"
 
 

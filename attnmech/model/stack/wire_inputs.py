@@ -136,7 +136,6 @@ def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expand
 
 
 def wire_v_norm(stack: Stack, layer: int, attention: nn.Module) -> None:
-    """Connects v where a norm returns it."""
     in_force, plan = stack.in_force, stack.architecture
     if not plan.v_norm:
         return
