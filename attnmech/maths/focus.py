@@ -422,6 +422,14 @@ WITH_GLOBAL: Final = Statistics(GlobalFocusStatistics, RowStatistic)
 """The same in a model with global tokens; those on them come last."""
 
 
+def collapse_classes(
+    mass: Float[Tensor, "layer head"], entropy: Float[Tensor, "layer head"]
+) -> tuple[tuple[str, ...], ...]:
+    """The `collapse_class` of each head in each layer."""
+    rows = zip(mass.tolist(), entropy.tolist(), strict=True)
+    return tuple(tuple(map(collapse_class, *of_layer)) for of_layer in rows)
+
+
 def collapse_class(bos_mass: float, entropy: float) -> str:
     """Classifies a head by its mean mass on the first token and its mean entropy in nats, over all rows.
 

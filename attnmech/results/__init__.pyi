@@ -4,8 +4,8 @@ from ..methods.ablation.pairs import PairEffects as PairEffects
 from ..methods.ablation.pruning import PruningCurve as PruningCurve
 from ..methods.ablation.sweep_effects import SweepEffects as SweepEffects
 from ..methods.answers.contrast_answers import AnswerContrast as AnswerContrast
-from ..methods.attribution.edges import EdgeAttribution as EdgeAttribution
 from ..methods.attribution.estimates import Confirmation as Confirmation
+from ..methods.attribution.estimates import EdgeAttribution as EdgeAttribution
 from ..methods.attribution.result import Attribution as Attribution
 from ..methods.claims.result import HeadClaim as HeadClaim
 from ..methods.claims.set_effects import Discovery as Discovery

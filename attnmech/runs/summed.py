@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import or_
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -29,6 +30,7 @@ class Summed(OfLayers):
     _AXES: ClassVar = {"layer": "layers"}
     _STATE: ClassVar[Mapping[str, Any]]  # the types of the entries of `state`
     _ROWS: ClassVar[str] = "values"  # the entry of `state` that keeps rows, for texts that were run together
+    _STRINGS: ClassVar[tuple[str, ...]] = ()  # the fields that map tokens to strings
 
     layers: tuple[int, ...]
     """The layers measured."""
@@ -94,6 +96,9 @@ class Summed(OfLayers):
                 f"{min(differing)!r}. Measure the older ones again."
             )
         provenance = Provenance.of_shards([part.provenance for part in parts])
+        strings: dict[str, Any] = {
+            name: reduce(or_, (dict(getattr(part, name)) for part in parts)) for name in self._STRINGS
+        }
         state: State = reduce(self._merge, [dict(part.state) for part in parts])
         return replace(
             self,
@@ -101,6 +106,7 @@ class Summed(OfLayers):
             truncated=sum(part.truncated for part in parts),
             state=state,
             provenance=provenance,
+            **strings,
         )
 
     @property

@@ -5,13 +5,19 @@ from collections.abc import Sequence
 from unicodedata import category
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..basics.arguments import shown
 from ..batch import Batch
 from ..errors import InputError
 from ..model.run.hooked import HookedModel
+
+
+def texts_by_id(model: HookedModel, ids: Int[Tensor, "*places"], stack: str) -> dict[int, str]:
+    """The texts of tokens by id, as positions of a stack have them; −1 is no token."""
+    known = sorted(set(ids.flatten().tolist()) - {-1})
+    return dict(zip(known, model.position_texts(known, stack), strict=True)) if known else {}
 
 
 def split_words(text: str) -> tuple[str, ...]:

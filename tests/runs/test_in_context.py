@@ -13,7 +13,7 @@ from tokenizing import LACKING, byte_level, sentencepiece, wordpiece
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.methods.function_heads.prompts import prompts_of
+from attnmech.methods.function_heads.result import prompts_of
 from attnmech.model.inputs.encoders import tokenized
 from attnmech.model.parts.pieces import Tokenized
 from attnmech.runs.answers import AnswerWarning, answer_ids, answer_tokens

@@ -4,6 +4,7 @@ Formulas: docs/formulas.md#attribution.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, Self, Unpack
@@ -15,9 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import flag, option, whole_number
+from ...basics.arguments import finite_number, flag, option, whole_number
 from ...basics.fields import check_layers
 from ...basics.public import public
+from ...batch import every_bos
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...errors import InputError
@@ -30,16 +32,20 @@ from ...results.circuit import Circuit
 from ...results.graph import Graph
 from ...results.sentences import PALE, for_map, in_words
 from ...results.table import framed
-from ...runs.ablations import checked_seed
+from ...runs.ablations import checked_seed, reread
+from ...runs.corpus import CorpusBatch
 from ...runs.edge_passes import patched_edges
-from ...runs.metrics import MetricLike
+from ...runs.gradients import tokens_at_once
+from ...runs.metrics import Metric, MetricLike
 from ...runs.options import MeasuringOptions
+from ...runs.progress import steps as progress_bar
+from ...runs.prompt_pairs import PromptPairs
 from ...runs.residual_graph import OF_SENDERS, graph_of, require_one_sum
-from ...runs.sweep import run_sweep, tokens_of
-from .comparison import Comparison
-from .edges import EdgeAttribution
-from .estimates import Estimates, by_size
-from .sums import EdgeEstimator, NodeEstimator
+from ...runs.sweep import batches_of, judge_of, run_sweep, tokens_of
+from .estimates import EdgeAttribution, Estimates, by_size
+from .formulas import METHODS
+from .relevance import relevance_rules
+from .sums import EdgeEstimator, Estimator, NodeEstimator
 
 NODES: Final = {"heads": ("z",), "heads+mlps": ("z", "mlp_out")}
 """The sets of nodes, with the points at which their nodes write."""
@@ -218,40 +224,48 @@ def attribute(
         "confirm", confirm, most=prod(shape), most_is=f"the number of {'edges' if edges else 'nodes'}"
     )
     controls, seed = whole_number("controls", controls), checked_seed(seed)
-    comparison = Comparison.of(model, clean, corrupted, method, steps, metric, options)
-    noted = {**comparison.noted, "nodes": nodes, "layers": list(chosen)}
+    option("method", method, METHODS)
+    steps = whole_number("steps", steps, least=1)
+    pairs, judge = _compared(model, clean, corrupted, method, metric, options)
+    noted: dict[str, Any] = {
+        "bos": every_bos(part.batch.bos for part in pairs.clean), "metric": judge.name, "method": method,
+        **({"steps": steps} if method == "integrated" else {}),
+        "clean inputs": pairs.clean[-1].digest, "nodes": nodes, "layers": list(chosen),
+    }  # fmt: skip
     noted |= {"confirm": confirm, "controls": controls, "seed": seed} if confirm else {}
     points = NODES[nodes] if graph is None else OF_SENDERS[: 1 + graph.mlps]
-    values = comparison.clean(points, chosen, entering=edges or method == "integrated")
-    common = (model, comparison.judge, chosen, values, method, comparison.steps)
-    if graph is None:
-        parts = comparison.parts()
-        before, estimates = comparison.estimated(NodeEstimator(*common), parts, shape)
-        per_pair = by_layer(estimates, chosen, len(stack.places))
-    else:
-        _require_room(graph, comparison.count)
-        parts = comparison.parts(16 * len(graph.senders) * model.d_model)
+    first = {"resid_pre": stack.layers[:1]} if edges or method == "integrated" else {}  # what enters the first layer
+    values = pairs.values_at(model, dict.fromkeys(points, chosen) | first)
+    common, memory = (model, judge, chosen, values, method, steps), float(options.get("memory", 1.0))
+    at_once = tokens_at_once(model, memory)
+    if graph is not None:
+        _require_room(graph, len(pairs.lengths))
+        at_once = max(1, min(at_once, int(memory * 1e9 / (16 * len(graph.senders) * model.d_model))))
+    parts = batches_of(model, pairs.prompts[1], at_once, options.get("bos"))
+    if graph is not None:
         for part in parts:
             require_one_sum(model, part.batch)
-        before, per_pair = comparison.estimated(EdgeEstimator(*common, graph), parts, shape)
+    estimator = NodeEstimator(*common) if graph is None else EdgeEstimator(*common, graph)
+    before, estimates = _estimated(estimator, parts, shape, progress=options.get("progress", False))
+    per_pair = by_layer(estimates, chosen, len(stack.places)) if graph is None else estimates
     exact = drawn = None
     if confirm:
         strongest, sample = _to_confirm(per_pair.mean(dim=-1), confirm, controls, seed)
         places = [*strongest, *sample]
         if graph is None:
             changes = [(_change(place, values, stack.n_heads, stack.label),) for place in places]
-            swept = run_sweep(model, comparison.pairs.prompts[1], changes, metric, noted=noted, **options)
+            swept = run_sweep(model, pairs.prompts[1], changes, metric, noted=noted, **options)
             effects = swept.after - swept.before
         else:
             no_edge, true = torch.zeros_like(graph.exists), torch.tensor(True)
             masks = [no_edge.index_put(tuple(graph.edges[edge]), true) for (edge,) in places]
-            effects = patched_edges(model, graph, parts, values, comparison.judge, masks, options) - before
+            effects = patched_edges(model, graph, parts, values, judge, masks, options) - before
         exact = _placed(places, effects, per_pair)
         drawn = _placed(sample, torch.ones(len(sample), dtype=torch.float64), per_pair[..., 0]).nan_to_num(0.0)
     tokens = tokens_of(parts, stack.label)
-    copies = comparison.judge.copies(comparison.pairs.contents)
+    copies = judge.copies(pairs.contents)
     provenance = model.provenance(parts[-1].digest, tokens, noted | ({"edges": True} if edges else {}), copies)
-    fields: dict[str, Any] = {"method": method, "nodes": nodes, "metric": comparison.judge.name, "before": before}
+    fields: dict[str, Any] = {"method": method, "nodes": nodes, "metric": judge.name, "before": before}
     fields |= {"per_pair": per_pair, "exact": exact, "controls": drawn, "tokens": tokens, "provenance": provenance}
     return Attribution(**fields, layers=chosen) if graph is None else EdgeAttribution(**fields, graph=graph)
 
@@ -291,3 +305,45 @@ def _change(place: Place, values: Mapping[str, Mapping[int, Values]], n_heads: i
     if node < n_heads:
         return Intervention.replace([(layer, node)], values["z"][layer], stack=stack)
     return Intervention.stream("mlp_out", [layer], values["mlp_out"][layer], stack=stack)
+
+
+def _compared(
+    model: HookedModel,
+    clean: Inputs | Iterable[Inputs],
+    corrupted: Inputs | Iterable[Inputs],
+    method: str,
+    metric: MetricLike,
+    options: Mapping[str, Any],
+) -> tuple[PromptPairs, Metric]:
+    """The pairs of prompts, which must pair up and differ, and the metric, which must have a gradient."""
+    flag("progress", options.get("progress", False))
+    finite_number("memory", options.get("memory", 1.0), above=0.0, below=1e9)
+    if method == "integrated" and len(model.stacks) > 1:
+        raise InputError(
+            'method="integrated" moves the input of one stack, and this model has several; use method="gradient".'
+        )
+    pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
+    judge = judge_of(model, pairs.clean, metric, options.get("answers"), options.get("against"))
+    judge.require_gradient()
+    if judge.mask_id is not None:
+        raise InputError(
+            "the loss of a masked language model is measured on masked copies, and the clean run sees the masked "
+            'tokens; use metric="logit_difference" with `answers` and `against`.'
+        )
+    return pairs, judge
+
+
+def _estimated(
+    estimator: Estimator, parts: Sequence[CorpusBatch], shape: Sequence[int], *, progress: bool
+) -> tuple[Float[Tensor, " pair"], Float[Tensor, "*place pair"]]:
+    """The metric of each corrupted prompt, and the estimates."""
+    pairs = sum(len(part.documents) for part in parts)
+    before = torch.empty(pairs, dtype=torch.float64)
+    estimates = torch.empty(*shape, pairs, dtype=torch.float64)
+    model = estimator.model
+    rules = relevance_rules(model, parts[0].batch) if estimator.method == "relp" else nullcontext()
+    with rules, progress_bar("pairs", pairs, show=progress) as bar:
+        for part in parts:
+            before[part.documents], estimates[..., part.documents] = estimator.of_part(part)
+            bar.advance(len(part.documents))
+    return before, estimates

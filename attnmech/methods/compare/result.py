@@ -1,13 +1,14 @@
 """Compares two models, or two prompts, head by head: method(b) − method(a)."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Final, get_args, get_type_hints
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...basics.arguments import flag, option, shown
@@ -18,6 +19,7 @@ from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import short_name, with_minus_signs
 from ...errors import InputError
+from ...maths.divergence import between_heads
 from ...maths.intervals import fewest_texts
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
@@ -30,7 +32,110 @@ from ...results.table import TextResult, framed
 from ...runs.ablations import reread
 from ...runs.corpus import CorpusBatch, by_text
 from ...runs.sweep import batches_of
-from .matching import matched, pattern_divergence, reordered
+
+MOVED: Final = 0.5
+"""A head counts as moved only if its divergence from the head that matches it is below this share of its divergence
+from the head with the same number.
+"""
+
+_BESIDE: Final = (("layer", ("head", "place")), ("of_layer", ("of_head",)))
+"""The axes of layers, each with the axis of heads that is permuted within it."""
+
+
+def pattern_divergence(
+    one: HookedModel, first: Sequence[Batch], other: HookedModel, second: Sequence[Batch], stack: Stack
+) -> tuple[Float[Tensor, "layer head other_head"], Float[Tensor, "layer head position"]]:
+    """Measures the divergence between any two heads of a layer of a stack in two runs, and by position between heads
+    with the same number.
+
+    Both are Jensen-Shannon divergences in nats. The first is the mean over the rows that see two or more keys. The
+    second is the mean over texts at each position; NaN at positions where no text has a row that counts.
+
+    Raises `InputError` if no row of these texts counts.
+    """
+    layers, heads = stack.layers, stack.n_heads
+    longest = max(batch.queries(stack.label).ids.shape[1] for batch in first)
+    sums = torch.zeros(len(layers), heads, heads, dtype=torch.float64)
+    by_row = torch.zeros(len(layers), heads, longest, dtype=torch.float64)
+    counts = torch.zeros(longest, dtype=torch.float64)
+    for left, right in zip(first, second, strict=True):
+        mask = left.queries(stack.label).mask.cpu() & (left.keys(stack.label).lengths > 1).cpu()[:, None]
+        if stack.architecture.causal:
+            mask[torch.arange(len(mask)), mask.int().argmax(dim=1)] = False
+        rows = mask.shape[1]
+        counts[:rows] += mask.sum(dim=0)
+        for place, layer in enumerate(layers):
+            patterns = [
+                model.run(batch, points=[stack.point("pattern")], layers=[layer])[stack.point("pattern"), layer].cpu()
+                for model, batch in ((one, left), (other, right))
+            ]
+            divergence = between_heads(*(pattern.transpose(1, 2) for pattern in patterns)).double()
+            divergence = divergence.masked_fill(~mask[..., None, None], 0.0)
+            sums[place] += divergence.sum(dim=(0, 1))
+            by_row[place, :, :rows] += divergence.diagonal(dim1=-2, dim2=-1).sum(dim=0).T
+    if not bool(counts.any()):
+        raise InputError(
+            "heads are compared on rows that see at least two keys, and these texts have one token each; pass "
+            "longer texts."
+        )
+    return sums / counts.sum(), by_row / counts
+
+
+def matched(divergence: Float[Tensor, "layer head other_head"]) -> Int[Tensor, "layer head"]:
+    """Assigns to each head of the first run a head of the second run in the same layer, with the least total
+    divergence.
+
+    A head keeps its number unless its match has less than half the divergence of the head with that number (`MOVED`),
+    so that rounding does not exchange heads that attend alike.
+
+    >>> matched(torch.tensor([[[0.4, 0.0], [0.0, 0.4]], [[0.1, 0.09], [0.2, 0.0]]]).double()).tolist()
+    [[1, 0], [0, 1]]
+    """
+    cost = divergence.clone()
+    cost.diagonal(dim1=-2, dim2=-1).mul_(MOVED)
+    return torch.stack([torch.from_numpy(linear_sum_assignment(of_layer.numpy())[1]) for of_layer in cost])
+
+
+def reordered(result: Any, order: Mapping[int, Sequence[int]]) -> Any:
+    """Reorders the heads of each layer of a result: head h of the copy is head `order[layer][h]` of the argument.
+
+    Every tensor with axes of layers and heads in its annotation is reordered, including the tensors of a state.
+    """
+    hints = get_type_hints(type(result))
+    layers = getattr(result, "layers", None)
+    changed: dict[str, Any] = {}
+    for field in fields(result):
+        value = getattr(result, field.name)
+        if isinstance(value, Tensor):
+            changed[field.name] = _moved(value, hints[field.name], order, layers)
+        elif field.name == "state":
+            kinds = type(result)._STATE
+            changed["state"] = {
+                name: _moved(x, kinds[name], order, layers) if name in kinds else x for name, x in value.items()
+            }
+    return replace(result, **changed)
+
+
+def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers: Sequence[int] | None) -> Tensor:
+    axes = next((kind.dim_str for kind in (hint, *get_args(hint)) if hasattr(kind, "dim_str")), "")
+    names = [name.removeprefix("#") for name in axes.split()]
+    for layer_axis, head_axes in _BESIDE:
+        head_axis = next((name for name in head_axes if name in names), None)
+        if layer_axis not in names or head_axis is None:
+            continue
+        at, of = names.index(layer_axis), names.index(head_axis)
+        if value.shape[of] == 1:
+            continue
+        # An axis as long as the model has a row for every layer; a shorter one has rows for the layers measured.
+        every = value.shape[at] > max(order)
+        numbers = range(value.shape[at]) if every or layers is None else layers
+        parts = [
+            part.index_select(of - (of > at), torch.tensor(order[number])) if number in order else part
+            for number, part in zip(numbers, value.unbind(at), strict=True)
+        ]
+        value = torch.stack(parts, dim=at)
+    return value
+
 
 _PLACES = ("layer", "head", "texts", "before", "after")
 _TOKENS = 512
@@ -108,7 +213,12 @@ def compare(
     Arguments.of(method).require(runs[0], options)
     label = options.get("stack")
     stack, theirs = (m.output_stack if label is None else m.stack(label) for m, _ in runs)  # type: ignore[union-attr]
-    _require_same_shape(stack, theirs)
+    mine, yours = ((len(one.layers), one.n_heads) for one in (stack, theirs))
+    if mine != yours:
+        raise InputError(
+            f"two models are compared head by head, so they must have the same shape; got {mine[0]} layers of "
+            f"{mine[1]} heads and {yours[0]} layers of {yours[1]} heads."
+        )
     first, second = (batches_of(m, texts, _TOKENS, options.get("bos")) for m, texts in runs)  # type: ignore[arg-type]
     _require_aligned(first, second, stack.label)
     one, other = (method(m, texts, **options) for m, texts in runs)
@@ -329,15 +439,6 @@ def _names(a: Any, b: Any) -> dict[str, str]:
     if one == other:
         return {"a": f"the first {one}", "b": f"the second {other}"}
     return {"a": one, "b": other}
-
-
-def _require_same_shape(a: Stack, b: Stack) -> None:
-    mine, yours = ((len(stack.layers), stack.n_heads) for stack in (a, b))
-    if mine != yours:
-        raise InputError(
-            f"two models are compared head by head, so they must have the same shape; got {mine[0]} layers of "
-            f"{mine[1]} heads and {yours[0]} layers of {yours[1]} heads."
-        )
 
 
 def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch], stack: str) -> None:

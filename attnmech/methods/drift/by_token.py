@@ -20,10 +20,13 @@ from .formulas import centred, churn, cosine_of
 from .sums import STATISTICS, DriftStatistics
 from .word_types import ORDINARY, WORD_TYPES
 
+MOST_NAMED: Final = 10
+"""The largest number of nearest rows that are listed."""
+
 
 @dataclass(frozen=True, repr=False)
-class DriftMeans(DriftStatistics, SummedTable):
-    """The means of drift, computed from sums over texts."""
+class DriftByToken(DriftStatistics, SummedTable):
+    """The means of drift, computed from sums over texts, and, for texts run together, the drift of every token."""
 
     _MAIN = "cosine"
     _AXES: ClassVar = {"statistic": STATISTICS, "type": WORD_TYPES, "layer": "layers"}
@@ -47,6 +50,21 @@ class DriftMeans(DriftStatistics, SummedTable):
         "modulus": Int[Tensor, " 1"],
     }
 
+    _BY_TOKEN: ClassVar[Mapping[str, Any]] = {
+        "values": Float[Tensor, "statistic layer batch row"],
+        "valid": Bool[Tensor, "statistic layer batch row"],
+        "types": Int[Tensor, "batch row"],
+        "nearest": Int[Tensor, "layer batch row k"],
+        "products": Float[Tensor, "layer batch row row"],
+    }
+    """Further entries of `state`, for texts run together."""
+
+    k: int
+    """The number of nearest rows that churn compares."""
+    tokens: tuple[tuple[str, ...], ...]
+    """The tokens, for texts run together."""
+    names: Mapping[int, str]
+    """The strings of the nearest tokens, by id."""
     types: tuple[str, ...] = field(default=ORDINARY, kw_only=True)
     """The types of token over which means are taken; by default ordinary tokens, which are all but the first token of a
     text and special tokens."""
@@ -102,31 +120,6 @@ class DriftMeans(DriftStatistics, SummedTable):
         place, chosen = STATISTICS.place(name), [WORD_TYPES.index(kind) for kind in self.types]
         sums, counts = (self.state[entry][place][chosen].sum(dim=0) for entry in ("sums", "counts"))
         return TextMeans.of_ratio(sums, counts)
-
-
-MOST_NAMED: Final = 10
-"""The largest number of nearest rows that are listed."""
-
-
-@dataclass(frozen=True, repr=False)
-class DriftByToken(DriftMeans):
-    """The means of drift and, for texts run together, the drift of every token."""
-
-    _BY_TOKEN: ClassVar[Mapping[str, Any]] = {
-        "values": Float[Tensor, "statistic layer batch row"],
-        "valid": Bool[Tensor, "statistic layer batch row"],
-        "types": Int[Tensor, "batch row"],
-        "nearest": Int[Tensor, "layer batch row k"],
-        "products": Float[Tensor, "layer batch row row"],
-    }
-    """Further entries of `state`, for texts run together."""
-
-    k: int
-    """The number of nearest rows that churn compares."""
-    tokens: tuple[tuple[str, ...], ...]
-    """The tokens, for texts run together."""
-    names: Mapping[int, str]
-    """The strings of the nearest tokens, by id."""
 
     @property
     def _axis_lengths(self) -> Mapping[str, int]:

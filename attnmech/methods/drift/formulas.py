@@ -11,7 +11,6 @@ s is the dot product y·e, the cosine, or the cosine of y − ȳ and e − ē.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -81,15 +80,6 @@ def cosine_of(products: Float[Tensor, "layer row row"], one: int, other: int) ->
     return torch.where(norms > 0, products[:, one, other] / norms, torch.nan).clamp(-1, 1)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The result of a scan of the vocabulary for each stream: the rank of the token's own row, and the nearest rows."""
-
-    rank: Int[Tensor, " stream"]
-    nearest: Int[Tensor, "stream k"]
-    """The ids of the most similar rows, nearest first; among equally similar rows, the lower id first."""
-
-
 class Scan:
     """Finds the ranks and nearest rows of many streams, one block of the vocabulary at a time.
 
@@ -130,8 +120,10 @@ class Scan:
         self._count(start, similar, self._rounding * self._size * longest)
         self._keep_nearest(start, similar)
 
-    def finish(self) -> Found:
-        """Returns ranks and nearest rows over all blocks."""
+    def finish(self) -> tuple[Int[Tensor, " stream"], Int[Tensor, "stream k"]]:
+        """Returns the ranks of the tokens' own rows, and the ids of the most similar rows, nearest first; among equally
+        similar rows, the lower id first.
+        """
         values = as_float64(self._values)
         ids = self._ids.to(values.device)
         order = ids.argsort(dim=-1)
@@ -141,7 +133,7 @@ class Scan:
         stream, place = (close & (close.sum(dim=-1, keepdim=True) > 1)).nonzero(as_tuple=True)
         values[stream, place] = self._exactly(stream, ids[stream, place])
         order = values.argsort(dim=-1, descending=True, stable=True)[:, : self._k]
-        return Found(self._more, ids.gather(-1, order))
+        return self._more, ids.gather(-1, order)
 
     def _count(self, start: int, similar: Tensor, rounding: Tensor) -> None:
         above = similar - self._own_similarity.to(similar)[:, None]

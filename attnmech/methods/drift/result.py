@@ -27,6 +27,7 @@ from ...results.table import require_no_head
 from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
+from ...runs.words import texts_by_id
 from .by_token import MOST_NAMED, DriftByToken
 from .formulas import SIMILARITIES
 from .section import NAMED, PLACE_WORDS, DriftNumbers, labels_of, nearest_chart, reading_of
@@ -115,9 +116,7 @@ class DriftReducer(DriftSums):
         if source.batch is not None:
             batch = source.batch.queries(source.stack.label)
             tokens = batch.tokens
-            ids = torch.unique(state["nearest"][..., :MOST_NAMED]).tolist()
-            label = source.stack.label
-            names = {token: source.model.position_texts([token], label)[0] for token in ids if token >= 0}
+            names = texts_by_id(source.model, state["nearest"][..., :MOST_NAMED], source.stack.label)
         reference = self.reference
         return ResidualDrift.of(
             state, source, at=self.at, similarity=reference.similarity, k=reference.k, position=reference.positioned,

@@ -91,11 +91,10 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
         heading="Drift of one token",
         finding=_about_drift(view),
         reading="For the selected token, after attention in each layer: the cosine between its stream and its own row "
-        "of the embedding; the number of rows more similar to the stream than its own row; the share of the "
-        "nearest rows that are new in this layer; and the nearest rows, with its own row in bold. Orange: "
-        "this token. Grey: "
-        "baselines, namely the mean of the text's ordinary tokens and, for the cosine, the means for two tokens of "
-        "the text and for a token and any row. The vertical line marks the selected layer; click a point to select "
+        "of the embedding; the number of rows more similar to the stream than its own row; the share of the nearest "
+        "rows that are new in this layer; and the nearest rows, with its own row in bold. Orange: this token. Grey: "
+        "baselines, namely the mean of the text's ordinary tokens and, for the cosine, the means for two tokens of the "
+        "text and for a token and any row. The vertical line marks the selected layer; click a point to select "
         "another.",
         caveat="Residual streams of one layer point in similar directions, so compare each cosine with its baselines.",
         figures=charts,

@@ -313,12 +313,12 @@ class DriftSums(Reducer):
         mean = moments.row.to(streams)
         for start, rows in reference.blocks(size, further):
             scan.add(start, directions(rows, similarity, mean))
-        done = scan.finish()
+        own_rank, nearest = scan.finish()
         there = (query != 0).any(dim=-1)
-        rank = torch.where(there, done.rank.double(), torch.nan)
+        rank = torch.where(there, own_rank.double(), torch.nan)
         values |= {"rank": rank, "log_rank": (1 + rank).log10()}
         undefined = torch.full_like(rank, torch.nan)
-        return torch.stack([values.get(name, undefined) for name in STATISTICS]), done.nearest
+        return torch.stack([values.get(name, undefined) for name in STATISTICS]), nearest
 
     def _to_own_rows(
         self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None

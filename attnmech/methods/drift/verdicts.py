@@ -186,19 +186,16 @@ def rank_agreement(one: Float[np.ndarray, " layer"], other: Float[np.ndarray, " 
     ranks = [_standard(rankdata(series)) for series in (one, other)]
     if not all(np.isfinite(series).all() for series in ranks):
         return math.nan, math.nan
-    orders = _orders(len(one))
+    exact = len(one) <= _ALL_ORDERS
+    if exact:
+        orders = np.array(list(permutations(range(len(one)))))
+    else:  # raw bits of Philox-4×64 give the same orders in every version of numpy
+        bits = Philox(key=[0, len(one)]).random_raw(_ORDERS * len(one)).reshape(_ORDERS, len(one))
+        orders = bits.argsort(axis=1, kind="stable")
     rho = float(ranks[0] @ ranks[1])
     as_large = np.abs(ranks[0][orders] @ ranks[1]) >= abs(rho) - _ROUNDING
-    exact = len(one) <= _ALL_ORDERS
     share = as_large.mean() if exact else (as_large.sum() + 1) / (len(orders) + 1)
     return rho, float(share)
-
-
-def _orders(count: int) -> np.ndarray:
-    if count <= _ALL_ORDERS:
-        return np.array(list(permutations(range(count))))
-    # Raw bits of Philox-4×64 give the same orders in every version of numpy.
-    return Philox(key=[0, count]).random_raw(_ORDERS * count).reshape(_ORDERS, count).argsort(axis=1, kind="stable")
 
 
 def _standard(ranks: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Final, Self, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import pandas as pd
 import torch
@@ -29,6 +29,7 @@ from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from ...runs.summed import Summed
+from ...runs.words import texts_by_id
 from .example import Example
 from .figures import READING, SCRIPT, packed_layer
 from .formulas import RELATIONS, difference_of_halves, fifths, first_places, relations, strongest_of_groups
@@ -139,15 +140,10 @@ class ExampleReducer(ExampleSums):
             by=name_of(self.by),
             k=self.k,
             seed=self.seed,
-            tokens=_texts(source.model, queries, label),
+            tokens=texts_by_id(source.model, queries, label),
             # The keys of cross-attention are the encoder's.
-            key_texts=_texts(source.model, keys, "encoder" if label == "cross" else label),
+            key_texts=texts_by_id(source.model, keys, "encoder" if label == "cross" else label),
         )
-
-
-def _texts(model: HookedModel, ids: Int[Tensor, " place"], stack: str) -> dict[int, str]:
-    known = sorted(set(ids.tolist()) - {-1})
-    return dict(zip(known, model.position_texts(known, stack), strict=True)) if known else {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,6 +152,7 @@ class HeadExamples(Summed):
 
     _TITLE = "Example rows of heads in {model}"
     _SUBTRACT = "read the examples of both"
+    _STRINGS = ("tokens", "key_texts")
     _AXES: ClassVar = {"layer": "layers", "key": range(HIGHEST), "window": WINDOW}
 
     _STATE: ClassVar[Mapping[str, Any]] = {
@@ -202,14 +199,6 @@ class HeadExamples(Summed):
 
     def _merge(self, one: State, other: State) -> State:
         return ExampleReducer(self.by, self.k, self.seed).merge(one, other)
-
-    def merged(self, *others: Self) -> Self:
-        """The result over several shards of a corpus, as if they had been one run; see `Summed.merged`."""
-        whole = super().merged(*others)
-        parts = (self, *others)
-        tokens, key_texts = ({id: text for part in parts for id, text in getattr(part, name).items()}
-                             for name in ("tokens", "key_texts"))  # fmt: skip
-        return replace(whole, tokens=tokens, key_texts=key_texts)
 
     @property
     def rows(self) -> Int[Tensor, "measured head"]:

@@ -311,12 +311,8 @@ def trapezoid(shares: Sequence[float]) -> Float[Tensor, " circuit"]:
     >>> trapezoid([0.0, 0.5, 1.0]).tolist()
     [0.25, 0.5, 0.25]
     """
-    x = torch.tensor(shares, dtype=torch.float64)
-    half = (x[1:] - x[:-1]) / 2
-    weights = torch.zeros_like(x)
-    weights[:-1] += half
-    weights[1:] += half
-    return weights
+    half = torch.tensor(shares, dtype=torch.float64).diff() / 2
+    return torch.nn.functional.pad(half, (0, 1)) + torch.nn.functional.pad(half, (1, 0))
 
 
 def faithfulness_curve(frame: pd.DataFrame) -> go.Figure:

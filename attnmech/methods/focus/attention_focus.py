@@ -23,7 +23,7 @@ from ...draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
-from ...maths.focus import STATISTICS, WITH_GLOBAL, GlobalFocusStatistics, collapse_class
+from ...maths.focus import STATISTICS, WITH_GLOBAL, GlobalFocusStatistics, collapse_classes
 from ...maths.intervals import TextMeans
 from ...maths.statistic import RowStatistic, Statistics
 from ...model.inputs.encoder import Inputs
@@ -225,10 +225,7 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
         mass, entropy = self.bos_mass, self._over_all_rows("entropy")
         with_choice = self.state["counts"][self.STATISTICS.place("tied_top")].sum(dim=(0, -1)) > 0
         mass = mass + self._by_layer(torch.where(with_choice, 0.0, torch.nan))
-        return tuple(
-            tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
-            for rows in zip(mass.tolist(), entropy.tolist(), strict=True)
-        )
+        return collapse_classes(mass, entropy)
 
     def _over_all_rows(self, statistic: str) -> Float[Tensor, "layer head"]:
         rows = self._all_rows("rows").sum()
@@ -340,17 +337,12 @@ class AttentionFocus(GlobalFocusStatistics, RowMeans):
             return super().__repr__()
         layers, heads = len(self.layers), self.self_top.shape[1]
         first, itself = (percent(float(value.nanmean()), 0) for value in (self.first_top, self.self_top))
+        of, key, there = "", "token", f", at the token itself in {itself}"
         if self._crosses:
-            return (
-                f"AttentionFocus({self._texts}, {counted(layers, noun='layer')} × "
-                f"{counted(heads, noun='head')} of cross-attention; mean over heads: "
-                f"highest score at the first key token in {first} of rows, p(1) − p(2) "
-                f"{float(self.concentration.nanmean()):.2f})"
-            )
+            of, key, there = " of cross-attention", "key token", ""
         return (
-            f"AttentionFocus({self._texts}, {counted(layers, noun='layer')} × "
-            f"{counted(heads, noun='head')}; mean over heads: highest score at the "
-            f"first token in {first} of rows, at the token itself in {itself}, p(1) − p(2) "
+            f"AttentionFocus({self._texts}, {counted(layers, noun='layer')} × {counted(heads, noun='head')}{of}; mean "
+            f"over heads: highest score at the first {key} in {first} of rows{there}, p(1) − p(2) "
             f"{float(self.concentration.nanmean()):.2f})"
         )
 

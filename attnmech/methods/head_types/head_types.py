@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -36,10 +36,10 @@ from ...runs.haystacks import Haystacks
 from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
+from ...runs.words import texts_by_id
 from .figures import letter_of, types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES
-from .repeated import repeated_sequences
-from .retrieval import HighestKeys, Retrieval
+from .retrieval import HighestKeys, Retrieval, repeated_sequences
 from .sums import AROUND_KEY, HeadTypeSums
 from .type_scores import TRIVIAL_MASS, ByType, TypeScores
 
@@ -137,11 +137,7 @@ class HeadTypesReducer(HeadTypeSums):
 
     def finish(self, state: State, source: Source) -> "HeadTypes":
         """The result, with its examples' tokens as strings."""
-        ids = sorted(set(state["example_ids"].flatten().tolist()) - {-1})
-        tokens: dict[int, str] = {}
-        if ids:
-            texts = source.model.position_texts(ids, source.stack.label)
-            tokens = dict(zip(ids, texts, strict=True))
+        tokens = texts_by_id(source.model, state["example_ids"], source.stack.label)
         return HeadTypes.of(state, source, generated=self.generated, tokens=tokens)
 
 
@@ -179,6 +175,7 @@ class HeadTypes(TypeScores):
 
     _TITLE = "Types of heads in {model}"
     _SUBTRACT = 'subtract what you compare: one.scores["induction"] - other.scores["induction"]'
+    _STRINGS = ("tokens",)
 
     generated: bool
     """Whether the texts are repeated random tokens."""
@@ -189,13 +186,6 @@ class HeadTypes(TypeScores):
 
     def _merge(self, one: State, other: State) -> State:
         return HeadTypesReducer(self.generated).merge(one, other)
-
-    def merged(self, *others: Self) -> Self:
-        """The result over several shards of a corpus, as if they had been one run; see `Summed.merged`."""
-        whole = super().merged(*others)
-        return replace(
-            whole, tokens={**self.tokens, **{id: text for other in others for id, text in other.tokens.items()}}
-        )
 
     @cached_property
     def scores(self) -> ByType:
@@ -312,6 +302,11 @@ class HeadTypes(TypeScores):
         return {name: letter_of(name) for name in self.scores}
 
     def _sections(self, effects: Mapping[tuple[int, int], float] | None = None) -> "Sequence[Section]":
+        # The table of all heads, which the reader can sort by a click on a column and filter by type.
+        rows = [self._row(layer, head) for layer in self.layers for head in range(self._heads)]
+        types = list(dict.fromkeys(name for row in rows for name in row["types"]))
+        named = sorted({*types, *(row["nearest"] for row in rows)} - {""})
+        data = {"columns": COLUMNS, "rows": rows, "types": types, "letters": {name: letter_of(name) for name in named}}
         return [
             Section(
                 "All heads by type",
@@ -331,7 +326,7 @@ class HeadTypes(TypeScores):
                 "heads and types together. Writes: what the head adds to the answer's logit through its targets, for "
                 "duplicates and induction. Copying: how highly what the head writes from a key ranks that key's own "
                 "token among the tokens of the text, from 0 to 1 (0.5 by chance).",
-                {"atlas": self._atlas},
+                {"atlas": View("atlas", "All heads", "", data, (SCRIPT,))},
                 "types.by_head()",
             ),
         ]
@@ -340,15 +335,6 @@ class HeadTypes(TypeScores):
         types, *rest = self._sections(effects)
         chart = Chart(self._map(effects or {}), (), clicks={"layer": "customdata.0", "head": "customdata.1"})
         return [replace(types, figures={"types": chart}), *rest]
-
-    @property
-    def _atlas(self) -> View:
-        """The table of all heads, which the reader can sort by a click on a column and filter by type."""
-        rows = [self._row(layer, head) for layer in self.layers for head in range(self._heads)]
-        types = list(dict.fromkeys(name for row in rows for name in row["types"]))
-        named = sorted({*types, *(row["nearest"] for row in rows)} - {""})
-        data = {"columns": COLUMNS, "rows": rows, "types": types, "letters": {name: letter_of(name) for name in named}}
-        return View("atlas", "All heads", "", data, (SCRIPT,))
 
     def _row(self, layer: int, head: int) -> dict[str, Any]:
         """A head's row of the table: the numbers of its first claimed type, or of the one nearest to a claim."""

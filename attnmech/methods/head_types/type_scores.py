@@ -233,9 +233,7 @@ class TypeScores(AgainstBaseline, OverGroups):
     @property
     def main_types(self) -> dict[tuple[int, int], str]:
         """The claimed type with the highest score of each head with a claim, by (layer, head)."""
-        first = self._claims.drop_duplicates(["layer", "head"])
-        places = zip(first.layer, first["head"], strict=True)
-        return {(int(layer), int(head)): kind for (layer, head), kind in zip(places, first.type, strict=True)}
+        return {place: kinds[0] for place, kinds in self._by_head.items()}
 
     def by_head(self) -> pd.DataFrame:
         """One row per head: its claimed types, all scores with baselines, what it writes, and whether it copies."""

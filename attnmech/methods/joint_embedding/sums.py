@@ -132,13 +132,18 @@ class OneHead:
             distance = distances_at(1.0, *_distances(queries, keys, pairs.products(queries, keys), pairs))
         apart = float((c * mean_q - mean_k / c).norm())
         spread = ((c * centred_q).square().sum(-1).mean() + (centred_k / c).square().sum(-1).mean()).div(2).sqrt()
+        # The share of q̄·k in the variance of scores along a row.
+        scores = self.q[:, self.rows].double() @ self.k.double().mT
+        term = (self.k.double() @ mean_q)[:, None, None]
+        shares, whole = row_covariances({"shift": term}, scores[:, None], self.seen[:, None])
+        total = float(whole.sum())
         every_q, every_k = embedding.queries(self.q.double()), embedding.keys(self.k.double())
         numbers = {
             **_correlations(distance, product),
             "scale": c,
             "centroid_distance": apart,
             "separation": apart / float(spread) if float(spread) > 0 else math.nan,
-            "shift_share": self._shift_share(mean_q),
+            "shift_share": float(shares["shift"].sum()) / total if total > 0 else math.nan,
             "attention_change": self._attention_change(every_q, every_k, self.block.scale, self._position),
         }
         return queries, keys, embedding.offset, numbers, flag, grid, curve
@@ -215,14 +220,6 @@ class OneHead:
         last = last * batch.mask.cpu()
         slope = float((last * steps).sum() / steps.square().sum().clamp_min(1.0))
         return (slope, last / slope) if slope else (1.0, last)
-
-    def _shift_share(self, mean_q: Float64[Tensor, " d"]) -> float:
-        """The share of q̄·k in the variance of scores along a row."""
-        scores = self.q[:, self.rows].double() @ self.k.double().mT
-        term = (self.k.double() @ mean_q)[:, None, None]
-        shares, whole = row_covariances({"shift": term}, scores[:, None], self.seen[:, None])
-        total = float(whole.sum())
-        return float(shares["shift"].sum()) / total if total > 0 else math.nan
 
     def _attention_change(
         self, queries: Tensor, keys: Tensor, scale: float, position: Float[Tensor, "#batch #row key"] | None
@@ -326,7 +323,12 @@ class Embedder:
         self._note_highest(pattern, block, places)
         q = local_half(block.q[:, heads], block.mask).clone()
         self._layers[block.layer].append((q, self._on_first(pattern, block)))
-        self._keep_patterns(pattern, block, places)
+        for text, kept in self.patterns.items():
+            real = self.batch.mask[text].nonzero()[:, 0]
+            rows = (real >= block.rows.start) & (real < block.rows.stop)
+            keys = real[real < pattern.shape[-1]]
+            chosen = pattern[text][:, real[rows] - block.rows.start][:, :, keys].to(torch.float16).cpu()
+            kept[places][:, rows.cpu(), : len(keys)] = chosen
         if block.rows.stop == self.batch.ids.shape[1]:
             self._measure(heads, block)
 
@@ -346,14 +348,6 @@ class Embedder:
         on_first = pattern.gather(-1, inside[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
         counted = block.real & (torch.arange(block.rows.start, block.rows.stop, device=first.device) > first[:, None])
         return as_float64(on_first * counted[:, None]).sum(dim=(0, 2)).cpu()
-
-    def _keep_patterns(self, pattern: Tensor, block: RowBlock, places: slice) -> None:
-        for text, kept in self.patterns.items():
-            real = self.batch.mask[text].nonzero()[:, 0]
-            rows = (real >= block.rows.start) & (real < block.rows.stop)
-            keys = real[real < pattern.shape[-1]]
-            chosen = pattern[text][:, real[rows] - block.rows.start][:, :, keys].to(torch.float16).cpu()
-            kept[places][:, rows.cpu(), : len(keys)] = chosen
 
     def _measure(self, heads: list[int], block: RowBlock) -> None:
         layer, mask = block.layer, block.mask

@@ -26,7 +26,7 @@ from ...maths.float64 import as_float64, put
 from ...maths.groups import GROUPS, by_group, joined
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.attention.observed import RowBlock
-from ...runs.reducer import Reducer, Run, State
+from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.token_types import ROW_CLASSES, row_classes
 
 KEPT_BYTES: Final = 200_000_000
@@ -67,15 +67,19 @@ class DivergenceReducer(Reducer):
 
     def start(self, run: Run) -> State:
         """Sums of 0 for each text, the sampled rows, and empty tensors for their patterns."""
-        label = run.stack.label
-        batch, keys = run.batch.queries(label), run.batch.keys(label).ids.shape[1]
-        ordinary = row_classes(batch)[:, ROW_CLASSES.index("ordinary")]
+        ordinary, keys = _ordinary_rows(run), run.batch.keys(run.stack.label).ids.shape[1]
         layers, heads, texts = run.n_layers, run.n_heads, len(ordinary)
         place = sampled_rows(ordinary, run.batch.digests, self.rows if layers > 1 else 0, self.seed)
         precision = torch.promote_types(run.model.dtype, torch.float32)
         # One column besides the keys stores a sink's share.
         kept = (layers, texts, place.shape[1], heads, keys + 1)
-        _check_room(math.prod(kept) * precision.itemsize, place.shape[1])
+        if (size := math.prod(kept) * precision.itemsize) > KEPT_BYTES:
+            rows = place.shape[1]
+            raise InputError(
+                f"the patterns of {rows} sampled rows of each text of a batch would take {size / 1e6:.0f} MB; the "
+                f"limit is {KEPT_BYTES // 10**6} MB. Use rows={rows * KEPT_BYTES // size}, fewer `layers`, or shorter "
+                "texts; an iterator, iter(texts), runs in smaller batches than a list."
+            )
         if self.rows:
             _most_groups(layers, heads)
         state = {
@@ -144,6 +148,10 @@ def _most_groups(layers: int, heads: int) -> int:
     return most
 
 
+def _ordinary_rows(run: Run) -> Bool[Tensor, "batch row"]:
+    return row_classes(run.batch.queries(run.stack.label))[:, ROW_CLASSES.index("ordinary")]
+
+
 def sampled_rows(
     ordinary: Bool[Tensor, "batch row"], digests: Int[Tensor, " batch"], rows: int, seed: int
 ) -> Int[Tensor, "batch sample"]:
@@ -158,16 +166,6 @@ def sampled_rows(
         order = np.argsort(Philox(key=[seed, digest % 2**64]).random_raw(len(known)), kind="stable")
         positions.append(known[np.sort(order[:rows])])
     return torch.nn.utils.rnn.pad_sequence(positions, batch_first=True, padding_value=-1)
-
-
-def _check_room(size: int, rows: int) -> None:
-    if size > KEPT_BYTES:
-        fits = rows * KEPT_BYTES // size
-        raise InputError(
-            f"the patterns of {rows} sampled rows of each text of a batch would take {size / 1e6:.0f} MB; the limit "
-            f"is {KEPT_BYTES // 10**6} MB. Use rows={fits}, fewer `layers`, or shorter texts; an iterator, "
-            "iter(texts), runs in smaller batches than a list."
-        )
 
 
 def with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
@@ -249,3 +247,52 @@ def clustered(
     for place, cluster in zip(places, fcluster(joined_at, threshold, criterion="distance").tolist(), strict=True):
         members.setdefault(cluster, []).append(place)
     return tuple(sorted(map(tuple, members.values()), key=lambda group: (-len(group), group)))
+
+
+ROWS: Final = 8
+"""The number of rows of each text on which heads are compared."""
+
+
+@dataclass(frozen=True)
+class OverlapReducer(Reducer):
+    """Sums Σ_j √(p_ij q_ij) over sampled rows i, for any two heads."""
+
+    seed: int = 0
+
+    def start(self, run: Run) -> State:
+        """Sums of 0, the sampled rows, and no attention yet."""
+        keys = run.batch.keys(run.stack.label).ids.shape[1]
+        place = sampled_rows(_ordinary_rows(run), run.batch.digests, ROWS, self.seed)
+        state = {
+            "sums": torch.zeros(run.n_layers, run.n_heads, run.n_layers, run.n_heads, dtype=torch.float64),
+            "rows": torch.zeros(run.n_layers, run.n_layers, dtype=torch.float64),
+            "place": place,
+            "seen": torch.zeros(run.n_layers, *place.shape, dtype=torch.bool),
+            # One column besides the keys stores a sink's share.
+            "roots": torch.zeros(run.n_layers, run.n_heads, *place.shape, keys + 1, dtype=torch.float32),
+        }
+        return {name: put(value, run.model.device) for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Keeps the square roots of the sampled rows of a block."""
+        place = state["place"]
+        text, sample = ((place >= block.rows.start) & (place < block.rows.stop)).nonzero(as_tuple=True)
+        row = place[text, sample] - block.rows.start
+        several = block.visible[text, 0, row].sum(dim=-1) >= 2
+        pattern = with_sink(block)[text, :, row] * several[:, None, None]
+        state["seen"][block.index, text, sample] = several
+        state["roots"][block.index, :, text, sample, : pattern.shape[-1]] = pattern.sqrt().transpose(0, 1).float()
+
+    def close(self, state: State, run: Run) -> State:
+        """The sums over the batch's rows."""
+        flat = state["roots"].flatten(2).flatten(0, 1)
+        seen = as_float64(state["seen"].flatten(1))
+        return {"sums": as_float64(flat @ flat.T).view_as(state["sums"]), "rows": seen @ seen.T}
+
+    def merge(self, one: State, other: State) -> State:
+        return {name: one[name] + other[name] for name in one}
+
+    def finish(self, state: State, source: Source) -> Float[Tensor, "head_of_all head_of_all"]:
+        """The mean overlap of any two heads, counted layer by layer; NaN between a head and itself."""
+        overlap: Tensor = (state["sums"] / state["rows"][:, None, :, None]).flatten(2).flatten(0, 1)
+        return overlap.fill_diagonal_(torch.nan)

@@ -24,7 +24,7 @@ from ...draw.text import percent, with_minus_signs
 from ...errors import InputError
 from ...maths.float64 import as_float64, put
 from ...maths.focus import STATISTICS as OF_FOCUS
-from ...maths.focus import FocusStatistics, collapse_class
+from ...maths.focus import FocusStatistics, collapse_classes
 from ...maths.groups import by_group, joined
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...maths.outliers import critical_score, robust_scores, spread_of
@@ -262,10 +262,7 @@ class OddHeads(OddHeadStatistics, SummedTable):
         # The only row of a text of one token has nothing to choose from.
         mass = self.bos_mass.masked_fill(self.entropy.isnan(), math.nan)
         entropy = self._by_layer(self._of_focus("entropy", first=True).mean)
-        return tuple(
-            tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
-            for rows in zip(mass.tolist(), entropy.tolist(), strict=True)
-        )
+        return collapse_classes(mass, entropy)
 
     @property
     def _critical(self) -> float:

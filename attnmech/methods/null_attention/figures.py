@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,24 +12,15 @@ from ...draw.figure import Figure
 from ...draw.style import FIGURE_STYLE
 from ...draw.text import percent, signed, with_minus_signs
 
-
-@dataclass(frozen=True)
-class VerdictStyle:
-    """How a verdict is drawn: the letter and the colour of its cells."""
-
-    letter: str
-    colour: str
-
-
 VERDICT_STYLES: Final = {
-    "resting": VerdictStyle("R", "#6f9cc1"),
-    "active": VerdictStyle("A", "#e69f00"),
-    "unused": VerdictStyle("U", "#a6cfa0"),
-    "subtle": VerdictStyle("S", "#cc79a7"),
-    "undecided": VerdictStyle("?", "#ead96b"),
-    "not attending": VerdictStyle("·", "#bdbdbd"),
+    "resting": ("R", "#6f9cc1"),
+    "active": ("A", "#e69f00"),
+    "unused": ("U", "#a6cfa0"),
+    "subtle": ("S", "#cc79a7"),
+    "undecided": ("?", "#ead96b"),
+    "not attending": ("·", "#bdbdbd"),
 }
-"""Verdicts differ in hue and letter; black letters are legible on every colour."""
+"""The letter and the colour of each verdict's cells: they differ in hue and letter, and black is legible on all."""
 
 LETTER_COLOUR: Final = "#111111"
 
@@ -50,9 +40,7 @@ def verdict_map(
     names = list(VERDICT_STYLES)
     count = len(names)
     heads = len(verdicts[0])
-    steps = [
-        [edge / count, VERDICT_STYLES[name].colour] for place, name in enumerate(names) for edge in (place, place + 1)
-    ]
+    steps = [[edge / count, VERDICT_STYLES[name][1]] for place, name in enumerate(names) for edge in (place, place + 1)]
     figure = Figure(
         go.Heatmap(
             z=[[names.index(name) if name else None for name in row] for row in verdicts],
@@ -66,10 +54,10 @@ def verdict_map(
             colorscale=steps,
             colorbar={
                 "tickvals": list(range(count)),
-                "ticktext": [f"{style.letter} {name}" for name, style in VERDICT_STYLES.items()],
+                "ticktext": [f"{letter} {name}" for name, (letter, _) in VERDICT_STYLES.items()],
                 "thickness": 12,
             },
-            text=[[VERDICT_STYLES[name].letter if name else "" for name in row] for row in verdicts],
+            text=[[VERDICT_STYLES[name][0] if name else "" for name in row] for row in verdicts],
             texttemplate="%{text}",
             textfont={"color": LETTER_COLOUR},
             customdata=[[[layer, head] for head in range(heads)] for layer in layers],

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ...maths.blocks import block_bytes
@@ -99,32 +99,22 @@ STATISTICS: Final = Statistics(TokenStatistics, Statistic)
 """The numbers of each head."""
 
 
-@dataclass(frozen=True)
-class Extremes:
-    """For each head and each token read: the highest and the lowest logit, their tokens, and the own token's place."""
-
-    highest: Float[Tensor, "head token"]
-    raised: Int[Tensor, "head token"]
-    """The token with the highest logit; of equal ones, that with the lowest id."""
-    lowest: Float[Tensor, "head token"]
-    lowered: Int[Tensor, "head token"]
-    above: Int[Tensor, "head token"]
-    below: Int[Tensor, "head token"]
-
-
 def extremes_of(
     values: Float[Tensor, "kv token d_value"],
     W_O: Float[Tensor, "head d_value d_model"],
     read: Int[Tensor, " token"],
     directions: Callable[[Tensor], Tensor],
     vocab: int,
-) -> Extremes:
+) -> dict[str, Shaped[Tensor, "head token"]]:
     """The extremes of v W_O·d_a over all tokens a of the vocabulary, block by block.
+
+    For each head and each token read: the "highest" and the "lowest" logit, the tokens "raised" and "lowered" to them
+    (of equal ones, that with the lowest id), and the numbers of tokens "above" and "below" the own token.
 
     >>> eye = torch.eye(3)
     >>> extremes = extremes_of(-eye[None, 1:], eye[None], torch.tensor([1, 2]), lambda ids: eye[ids], 3)
-    >>> extremes.lowered.tolist(), extremes.raised.tolist(), extremes.below.tolist()
-    ([[1, 2]], [[0, 0]], [[0, 0]])
+    >>> [extremes[name].tolist() for name in ("lowered", "raised", "below")]
+    [[[1, 2]], [[0, 0]], [[0, 0]]]
 
     Args:
         values: v of each token read.
@@ -137,8 +127,9 @@ def extremes_of(
     read_back = einsum(W_O, directions(read), "head d_value d_model, token d_model -> head token d_value")
     own = (values.repeat_interleave(group, dim=0) * read_back).sum(dim=-1)
     lowest = torch.full_like(own, torch.inf)
-    raised, lowered, above, below = torch.zeros(4, heads, tokens, dtype=torch.long, device=own.device)
-    extremes = Extremes(-lowest, raised, lowest, lowered, above, below)
+    zeros = torch.zeros(4, heads, tokens, dtype=torch.long, device=own.device)
+    extremes = {"highest": -lowest, "lowest": lowest}
+    extremes |= dict(zip(("raised", "lowered", "above", "below"), zeros, strict=True))
     rows = min(tokens, _TOKENS)
     width = max(1, block_bytes(own.device) // (rows * own.element_size()))
     space = own.new_empty(2, rows * width)
@@ -155,14 +146,14 @@ def extremes_of(
                 of_head = own[head, some]
                 # The same number as in the comparisons below, so that a token is not above itself by rounding.
                 logits[mine, read[some][mine] - start] = of_head[mine]
-                extremes.above[head, some] += torch.gt(logits, of_head[:, None], out=marks).sum(dim=1).long()
-                extremes.below[head, some] += torch.lt(logits, of_head[:, None], out=marks).sum(dim=1).long()
+                extremes["above"][head, some] += torch.gt(logits, of_head[:, None], out=marks).sum(dim=1).long()
+                extremes["below"][head, some] += torch.lt(logits, of_head[:, None], out=marks).sum(dim=1).long()
                 highest, lowest = logits.amax(dim=1), logits.amin(dim=1)
                 # Few rows improve after the first blocks, and only these need a place.
-                better = (highest > extremes.highest[head, some]).nonzero()[:, 0]
-                extremes.highest[head, first + better] = highest[better]
-                extremes.raised[head, first + better] = start + logits[better].argmax(dim=1)
-                better = (lowest < extremes.lowest[head, some]).nonzero()[:, 0]
-                extremes.lowest[head, first + better] = lowest[better]
-                extremes.lowered[head, first + better] = start + logits[better].argmin(dim=1)
+                better = (highest > extremes["highest"][head, some]).nonzero()[:, 0]
+                extremes["highest"][head, first + better] = highest[better]
+                extremes["raised"][head, first + better] = start + logits[better].argmax(dim=1)
+                better = (lowest < extremes["lowest"][head, some]).nonzero()[:, 0]
+                extremes["lowest"][head, first + better] = lowest[better]
+                extremes["lowered"][head, first + better] = start + logits[better].argmin(dim=1)
     return extremes

@@ -24,6 +24,7 @@ from ...draw.text import percent
 from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.carried import output_weights
 from ...results.by_layer import OfLayers, table_of
 from ...results.provenance import Provenance
 from ...results.table import framed
@@ -31,9 +32,10 @@ from ...runs.answers import answer_ids
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
+from ...runs.words import texts_by_id
 from .claims import TYPES as CLAIMED
 from .claims import Pair, Shares, Steps, Successors, claimed, pairs_chart
-from .formulas import OWN, STATISTICS, TOP, Extremes, OwnPlaces, TokenStatistics, extremes_of
+from .formulas import OWN, STATISTICS, TOP, OwnPlaces, TokenStatistics, extremes_of
 from .sums import Circuits, ScaleSums
 
 KINDS: Final = ("raised", "lowered")
@@ -141,10 +143,10 @@ class OVReducer(ScaleSums):
         vocab = len(circuits.unembedding.W_U)
         read = self._read(state["counts"][:vocab]).to(model.device)
         steps, directions = Steps.of(model.tokenizer, min(vocab, model.n_vocab)), circuits.unembedding.above_mean
-        embedded = circuits.embedded(torch.cat((read, steps.ids.to(read))))
+        embedded = circuits.vocabulary.rows(torch.cat((read, steps.ids.to(read))), circuits.precision)
         of_layers, next_raised = [], []
         for layer in self.measured:
-            values, W_O = circuits.values(layer, embedded), circuits.output(layer)
+            values, W_O = circuits.values(layer, embedded), output_weights(stack, layer, circuits.precision)
             of_read, of_steps = torch.split(values, [len(read), len(steps.ids)], dim=1)
             of_layers.append(extremes_of(of_read, W_O, read, directions, vocab))
             next_raised.append(steps.raised(of_steps, W_O, directions))
@@ -154,7 +156,7 @@ class OVReducer(ScaleSums):
         scale = scale[[source.layers.index(layer) for layer in self.measured]]
         above, below = (_stacked(of_layers, name) for name in ("above", "below"))
         pairs = {kind: self._pairs(kind, of_layers, read, scale) for kind in KINDS}
-        ids = sorted({*read.tolist(), *(token for kind in KINDS for token in pairs[kind][1].flatten().tolist())})
+        ids = torch.cat([read.cpu(), *(pairs[kind][1].flatten() for kind in KINDS)])
         return OVTokens(
             layers=self.measured,
             n_layers=len(stack.places),
@@ -173,7 +175,7 @@ class OVReducer(ScaleSums):
             vocab=vocab,
             scale=scale,
             unit=circuits.unembedding.unit,
-            texts=dict(zip(ids, model.position_texts(ids, stack.label), strict=True)),
+            texts=texts_by_id(model, ids, stack.label),
             provenance=source.provenance,
         )
 
@@ -184,7 +186,11 @@ class OVReducer(ScaleSums):
         return most_frequent[counts[most_frequent] > 0].sort().values
 
     def _pairs(
-        self, kind: str, of_layers: Sequence[Extremes], read: Int[Tensor, " token"], scale: Float[Tensor, " layer"]
+        self,
+        kind: str,
+        of_layers: Sequence[Mapping[str, Tensor]],
+        read: Int[Tensor, " token"],
+        scale: Float[Tensor, " layer"],
     ) -> tuple[Int[Tensor, "layer head pair"], Int[Tensor, "layer head pair"], Float[Tensor, "layer head pair"]]:
         highest = kind == "raised"
         logits = _stacked(of_layers, "highest" if highest else "lowest")
@@ -193,8 +199,8 @@ class OVReducer(ScaleSums):
         return read.cpu()[best], _stacked(of_layers, kind).gather(-1, best), values
 
 
-def _stacked(of_layers: Sequence[Extremes], name: str) -> Tensor:
-    return torch.stack([getattr(extremes, name) for extremes in of_layers]).cpu()
+def _stacked(of_layers: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
+    return torch.stack([extremes[name] for extremes in of_layers]).cpu()
 
 
 @dataclass(frozen=True, repr=False)

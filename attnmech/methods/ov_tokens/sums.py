@@ -8,19 +8,18 @@ from typing import Final
 
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import InputError
 from ...maths.float64 import as_float64, float64_device
 from ...model.attention.observed import LayerEnd
 from ...model.parts.gates import NormGate
-from ...model.parts.norms import WideNorm
 from ...model.reading.unembedding import Unembedding, unembedding_of
 from ...model.reading.vocabulary import Vocabulary, vocabulary_of
 from ...model.run.hooked import HookedModel
 from ...model.stack.block import attention_scale
-from ...model.stack.carried import input_norm, output_weights
+from ...model.stack.carried import input_norm
 from ...model.stack.stack import Stack
 from ...runs.reducer import Reducer, Run, State
 from ...runs.token_types import ROW_CLASSES, row_classes
@@ -69,25 +68,13 @@ class Circuits:
         """The precision of all numbers."""
         return self.unembedding.gamma.dtype
 
-    def embedded(self, tokens: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
-        """E_t: the rows of tokens as they enter the stream, without positions."""
-        return self.vocabulary.rows(tokens, self.precision)
-
     def values(self, layer: int, embedded: Float[Tensor, "token d_model"]) -> Float[Tensor, "kv token d_value"]:
         """v = N(E_t) W_V of a layer, without the constants β W_V and b_V."""
-        norm = self._norm(layer, embedded)
+        norm = input_norm(self.stack, layer, embedded[None, :_PROBE].to(self.unembedding.dtype), self.precision)
         W_V = self.stack.weights(layer).W_V.detach().to(self.precision)
         return einsum(
             embedded if norm is None else norm(embedded), W_V, "token d_model, kv d_model d_value -> kv token d_value"
         )
-
-    def output(self, layer: int) -> Float[Tensor, "head d_value d_model"]:
-        """W_O of a layer, times the γ of a norm between attention and stream."""
-        return output_weights(self.stack, layer, self.precision)
-
-    def _norm(self, layer: int, embedded: Float[Tensor, "token d_model"]) -> WideNorm | None:
-        """The norm before a layer's attention, without its shift β."""
-        return input_norm(self.stack, layer, embedded[None, :_PROBE].to(self.unembedding.dtype), self.precision)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from ...results.table import framed, require_one_figure
 from ...runs.options import CorpusOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
+from ...runs.words import texts_by_id
 from .sums import CovarianceSums, Directions, Reader
 
 _READ: Final = 1000  # the number of the texts' most frequent tokens among which the tokens of a direction are chosen
@@ -148,7 +149,6 @@ class DirectionsReducer(CovarianceSums):
             readings.append(torch.stack([end.values for end in ends], dim=-2))
         query, key = torch.stack(vectors, dim=1).float()
         ids = torch.stack(tokens)
-        known = sorted(set(ids.flatten().tolist()))
         return QKDirections(
             layers=source.layers,
             n_layers=len(source.stack.places),
@@ -164,7 +164,7 @@ class DirectionsReducer(CovarianceSums):
             key=key,
             tokens=ids,
             readings=torch.stack(readings).float(),
-            texts=dict(zip(known, model.position_texts(known, source.stack.label), strict=True)),
+            texts=texts_by_id(model, ids, source.stack.label),
             provenance=source.provenance,
         )
 

@@ -127,7 +127,10 @@ def decompose_by_source(
             "`cells` are the same in all texts, so all must begin at position 0; a text of this batch has padding "
             "before it. Pass the texts as a list."
         )
-    places = None if cells is None else _places(cells, length)
+    places = None
+    if cells is not None:
+        pairs = _some_pairs("cells", cells, "a list of (query, key)")
+        places = sorted({(index_of("query", query, length), index_of("key", key, length)) for query, key in pairs})
     room = partial(_check_size, model, texts, length if places is None else len(places), chosen)
     if split is None:
         room({layer: most_writers(stack, layer) for layer in chosen})
@@ -181,14 +184,6 @@ def _chosen_heads(
     for layer, head in named:
         chosen[layer] = (*chosen.get(layer, ()), head)
     return chosen
-
-
-def _places(cells: Iterable[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    pairs = {
-        (index_of("query", query, length), index_of("key", key, length))
-        for query, key in _some_pairs("cells", cells, "a list of (query, key)")
-    }
-    return sorted(pairs)
 
 
 def _some_pairs(name: str, values: object, wanted: str) -> list[tuple[int, int]]:

@@ -17,7 +17,6 @@ from ...basics.arguments import flag, index_of, option
 from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.attention_maps import attention_map
-from ...draw.chart import Chart
 from ...draw.embed import View
 from ...draw.figure_page import in_notebook_output
 from ...draw.head_picker import head_picker
@@ -41,7 +40,7 @@ from ...results.mean_qk import MeanQK
 from .figures import key_terms_chart, score_shares_chart
 from .section import LEDGERS, MAPS, score_sections
 from .terms_of_scores import SplitScores
-from .wavelength_figures import dimension_bars
+from .wavelengths import dimension_bars
 
 RANKS: Final = 10
 """The number of ranks from which the reader of a view of `score_shares` chooses."""
@@ -196,7 +195,12 @@ class ScoreDecomposition(WritesHtml, SplitScores):
         row, others = (0, head, query), view.keys or None
         if figure == "dimensions":
             key = int(view.pattern[row].argmax()) if key is None else index_of("key", key, len(view.key_tokens))
-            return self._dimension_bars(self.layers[index], head, query, key, text, view)
+            at_queries = self.real[text].nonzero()[:, 0]
+            at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else at_queries
+            frame = self.dimensions(self.layers[index], head, int(at_queries[query]), int(at_keys[key]), text)
+            named = f"query {token_labels(view.tokens)[query]}, key {token_labels(view.key_tokens)[key]}"
+            total = signed(frame["product"].sum(), ".3f")
+            return dimension_bars(frame, title=f"L{self.layers[index]}H{head}: {named}, together {total}")
         if figure in LEDGERS:
             terms, against = view.terms_of_row(*row), LEDGERS[figure]
             return row_ledger(
@@ -238,7 +242,10 @@ class ScoreDecomposition(WritesHtml, SplitScores):
             view = self.numbers(text, ranks=RANKS)
             chart = score_shares_chart(view.ranked_share, view.ranked_key, view.tokens, view.keys or None)
             choices, chosen = choices | {"rank": range(view.ranked_key.shape[3])}, chosen | {"rank": 0}
-            figure_of = partial(_values_at, chart, self.layers)
+
+            def figure_of(*, layer: int, head: int, rank: int) -> dict[str, Any]:
+                return chart.values(layer=self.layers.index(layer), head=head, rank=rank)
+
         return head_picker(
             figure_of,
             choices,
@@ -283,17 +290,6 @@ class ScoreDecomposition(WritesHtml, SplitScores):
             f"with weight {probability}, score {score:.2f}: {because}"
         )
 
-    def _dimension_bars(
-        self, layer: int, head: int, query: int, key: int, text: int, view: "ScoreNumbers"
-    ) -> "go.Figure":
-        here = self.real[text].nonzero()[:, 0]
-        at_keys = self.keys_seen(text).nonzero()[:, 0] if self._crosses else here
-        frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), text)
-        query_label, key_label = token_labels(view.tokens)[query], token_labels(view.key_tokens)[key]
-        total = signed(frame["product"].sum(), ".3f")
-        title = f"L{layer}H{head}: query {query_label}, key {key_label}, together {total}"
-        return dimension_bars(frame, title=title)
-
     @returns_page
     def to_html(self) -> str:
         """Returns an offline page with figures 1 to 3 of every head on the first text; `write_html(path)` saves it."""
@@ -333,11 +329,6 @@ class ScoreDecomposition(WritesHtml, SplitScores):
         section = Section("", maps.reading, {"all-heads": maps})
         lead = " ".join((repr(self), *self._softmax_note))
         return in_notebook_output(title="Attention scores", lead=lead, sections=[section], frame=self.to_frame())
-
-
-def _values_at(chart: Chart, layers: Sequence[int], *, layer: int, head: int, rank: int) -> dict[str, Any]:
-    """The properties of a chart's figure for a layer, a head and a rank."""
-    return chart.values(layer=layers.index(layer), head=head, rank=rank)
 
 
 def head_numbers(split: ScoreDecomposition, view: ScoreNumbers) -> list[HeadNumber]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -15,16 +15,13 @@ from ...basics.fields import check_fields, check_layers, check_rows
 from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import ScoreNumbers
 from ...errors import InputError
-from ...maths.float64 import as_float64
 from ...maths.scores import ScoreParts, names_along_row, ranked_shares
 from ...maths.softmax import softmax_of
-from ...maths.variance_shares import row_covariances
 from ...results.by_layer import by_layer, table_of
 from ...results.provenance import Provenance
 from ...results.result import Result
 from ...results.score_terms import Contrast, Reference, Shares, Terms, TermsByHead
-from .position_kernel import PositionKernel
-from .wavelengths import EDGES, Wavelengths
+from .wavelengths import EDGES, PositionKernel, Wavelengths, shares_within_rows
 
 
 def _stacked(values: Sequence[Tensor]) -> Float32[np.ndarray, "layer head *rest"]:
@@ -34,9 +31,6 @@ def _stacked(values: Sequence[Tensor]) -> Float32[np.ndarray, "layer head *rest"
 
 def _by_name(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Float32[np.ndarray, "layer head *rest"]]:
     return {name: _stacked([values[name] for values in layers]) for name in layers[0]}
-
-
-_ROWS_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,20 +99,11 @@ class SplitScores(Result):
         """Each term's share of the variance of scores along a row, as a mapping from terms to `[layer head]`. Computed
         over all texts and all rows that see at least two keys. `am.variance_shares` also gives intervals.
         """
-        shares: dict[str, Tensor] = {}
-        for index, parts in enumerate(self.parts):
-            names = [name for name in parts.names() if name != "mask"]
-            sums: dict[str, Tensor] = {name: torch.zeros((), dtype=torch.float64) for name in (*names, "")}
-            for start in range(0, self.real.shape[1], _ROWS_AT_ONCE):
-                rows = slice(start, start + _ROWS_AT_ONCE)
-                terms = {name: parts.term(name, rows) for name in names}
-                of_terms, whole = row_covariances(terms, parts.total(rows), _seen(parts, self.real)[:, :, rows])
-                for name, value in (*of_terms.items(), ("", whole)):
-                    sums[name] = sums[name] + as_float64(value).sum(dim=(0, 2))
-            for name in names:
-                here = shares.setdefault(name, torch.full(self.residual.shape, torch.nan, dtype=torch.float64))
-                here[self.layers[index]] = sums[name] / sums[""]
-        return TermsByHead(self.layers, shares)
+
+        def terms_of(parts: ScoreParts, rows: slice) -> tuple[dict[str, Tensor], Tensor]:
+            return {name: parts.term(name, rows) for name in parts.names() if name != "mask"}, parts.total(rows)
+
+        return shares_within_rows(self.layers, len(self.residual), self.parts, self.real, terms_of)
 
     def by_wavelength(self, edges: Sequence[float] = EDGES) -> "Wavelengths":
         """Splits scores into a sum over bands of rotary wavelengths: a mapping from bands to `[batch layer head query

@@ -31,22 +31,19 @@ SIDE: Final = Choice(
 )
 
 
-def _what_a_side_is(nouns: Nouns) -> dict[str, str]:
-    return {
-        "query": f"On the query side, u = Σ p v W_O over the keys is the head's output at the {nouns.query_token}, "
-        "and x is the residual stream that enters the block there.",
-        "target": "On the target side, u = v W_O of the key that the query attends to most, without its "
-        "probability, and x is the residual stream that enters the block at that key; a key counts once per query "
-        "that attends to it most.",
-    }
-
-
 _OF_HEAD: Final = ("side", "layer", "head")
 
 
 def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
     """Figures 7 to 10 of every layer; `call` is the Python expression for the result."""
     nouns = view.nouns
+    sides = {
+        "query": f"On the query side, u = Σ p v W_O over the keys is the head's output at the {nouns.query_token}, "
+        "and x is the residual stream that enters the block there.",
+        "target": "On the target side, u = v W_O of the key that the query attends to most, without its "
+        "probability, and x is the residual stream that enters the block at that key; a key counts once per query "
+        "that attends to it most.",
+    }
     magnitude, orientation = view.magnitude, view.orientation
     positive = np.where(magnitude > 0, magnitude, np.nan)
     off = carried_error(ByChoice(positive, _OF_HEAD, logarithmic=True))
@@ -66,7 +63,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             reading=_by_side(
                 "Each histogram is one head of the selected layer: its update magnitudes ‖u‖ / ‖x‖ over the "
                 f"{nouns.text}'s {nouns.tokens}, on a logarithmic axis.",
-                _what_a_side_is(nouns),
+                sides,
             ),
             caveat=f"Each histogram is scaled to its fullest bin; hover over a bin for its number of {nouns.tokens}. "
             "Click a histogram to select its head. The axis spans all layers shown. Updates of exactly 0 are "

@@ -15,13 +15,13 @@ from ...methods.examples.result import HeadExamples
 from ...methods.examples.sums import Statistic
 from ...methods.focus.attention_focus import AttentionFocus
 from ...methods.head_types.head_types import head_types
-from ...methods.likeness.overlaps import OverlapReducer
+from ...methods.likeness.divergences import OverlapReducer
 from ...methods.null_attention.result import NullAttention, null_attention
 from ...methods.ov_tokens.result import OVTokens
 from ...methods.scores.composition import composition
 from ...methods.scores.decompose_scores import decompose_scores
-from ...methods.scores.position_kernel import PositionKernel
 from ...methods.scores.variance_shares import VarianceReducer
+from ...methods.scores.wavelengths import PositionKernel
 from ...methods.updates.result import ResidualUpdates
 from ...model.inputs.encoder import Inputs
 from ...model.proof.certify import certificate_of

@@ -33,8 +33,8 @@ from ...methods.head_types.head_types import HeadTypes, types_section
 from ...methods.null_attention.result import NullAttention
 from ...methods.ov_tokens.result import OVTokens, ov_section
 from ...methods.scores.composition import Composition
-from ...methods.scores.position_kernel import PositionKernel
 from ...methods.scores.variance_shares import VarianceShares
+from ...methods.scores.wavelengths import PositionKernel
 from ...methods.updates.result import ResidualUpdates
 from ...model.parts.certificate import Certificate
 from ...results.by_layer import table_of

@@ -486,10 +486,10 @@ def test_the_own_row_at_any_positive_scale_has_rank_0(block: int, scale: float) 
     rows[[5, 120, 299]] = rows[40].clone()
     rows[77] = rows[40] * (1 + 1e-6)
     own = torch.tensor([40, 5, 7, 299])
-    found = scanned(rows[own] * scale, rows, own, 6, block=block).finish()
-    assert found.rank.tolist() == [0, 0, 0, 0]
+    rank, nearest = scanned(rows[own] * scale, rows, own, 6, block=block).finish()
+    assert rank.tolist() == [0, 0, 0, 0]
     # Among equally similar rows, the lower id comes first for any blocks.
-    exact = [int(each) for each in found.nearest[0] if int(each) != 77]
+    exact = [int(each) for each in nearest[0] if int(each) != 77]
     assert exact[:4] == [5, 40, 120, 299]
 
 
@@ -501,16 +501,16 @@ def test_what_float32_cannot_tell_apart_is_decided_in_float64() -> None:
     stream = torch.tensor([[1.0, 5.01e-5, 0.0], [1.0, 4.99e-5, 0.0]])
     exact = (directions(stream.double(), "cosine") @ directions(rows.double(), "cosine").T)[:, 1:2]
     own = torch.zeros(2, dtype=torch.long)
-    found = scanned(stream, rows, own, 1).finish()
-    assert found.rank.tolist() == [1, 0]
-    assert found.nearest.tolist() == [[1], [0]]
+    rank, nearest = scanned(stream, rows, own, 1).finish()
+    assert rank.tolist() == [1, 0]
+    assert nearest.tolist() == [[1], [0]]
     assert float((exact[0] - exact[1]).abs()) < 1e-8
 
 
 def test_a_vocabulary_smaller_than_k_and_spare_rows() -> None:
     rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(1))
-    found = scanned(rows[:3], rows, torch.arange(3), 12, block=5).finish()
-    assert [sorted(each) for each in found.nearest.tolist()] == [list(range(12))] * 3
+    _, nearest = scanned(rows[:3], rows, torch.arange(3), 12, block=5).finish()
+    assert [sorted(each) for each in nearest.tolist()] == [list(range(12))] * 3
 
 
 @pytest.mark.parametrize("count", [4, 6, 9])

@@ -13,7 +13,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.errors import InputError
 from attnmech.maths.intervals import TextMeans
-from attnmech.methods.function_heads.prompts import foils_of, prompts_of
+from attnmech.methods.function_heads.result import foils_of, prompts_of
 
 PAIRS = [("keys", "are"), ("dog", "here"), ("cabinet", "there"), ("to", "and"), ("the", "a"), (".", "dog"), ("a", "to")]
 TEMPLATE = "{x} the {y} . "

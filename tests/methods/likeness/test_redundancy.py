@@ -24,7 +24,7 @@ from attnmech.demo.text import documents
 from attnmech.maths.divergence import effective_number, jensen_shannon, placed
 from attnmech.maths.intervals import TextMeans
 from attnmech.methods.likeness import divergences as module
-from attnmech.methods.likeness.overlaps import OverlapReducer
+from attnmech.methods.likeness.divergences import OverlapReducer
 from attnmech.methods.likeness.redundancy import heads_in_plane
 
 LN2 = math.log(2)

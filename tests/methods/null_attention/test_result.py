@@ -343,7 +343,7 @@ def test_what_it_says_of_itself() -> None:
 
 def test_the_map_shows_verdicts_as_colours_and_letters_with_numbers() -> None:
     assert tuple(VERDICT_STYLES) == tuple(VERDICTS)
-    assert len({style.letter for style in VERDICT_STYLES.values()}) == len(VERDICTS)
+    assert len({letter for letter, _ in VERDICT_STYLES.values()}) == len(VERDICTS)
     null = of_built()
     (cells,) = null.plot().data
     assert list(cells.text[0]) == ["R", "A", "·", "?", "U"]

@@ -23,6 +23,7 @@ import attnmech as am
 from attnmech.methods.ov_tokens import formulas
 from attnmech.methods.ov_tokens.claims import Steps
 from attnmech.methods.ov_tokens.sums import Circuits
+from attnmech.model.stack.carried import output_weights
 
 F64: Final = torch.float64
 
@@ -157,7 +158,7 @@ def test_values_are_those_of_the_model_for_a_stream_of_embeddings(kind: str) -> 
     model = am.load(tiny.model_of(kind))
     stack = model.output_stack
     circuits, ids = Circuits.of(model, stack), torch.arange(5, 11)
-    embedded = circuits.embedded(ids)
+    embedded = circuits.vocabulary.rows(ids, circuits.precision)
     for layer in stack.layers:
         edits: Any = {("resid_pre", layer): lambda stream: embedded[:, None].to(stream)}
         with model.hooks(edits):
@@ -179,11 +180,12 @@ def test_a_pair_is_what_the_head_adds_to_a_logit_in_a_text_of_one_token(kind: st
     model, ids = am.load(granite() if kind == "granite" else tiny.model_of(kind)), torch.arange(5, 11)
     assert (model.architecture.attn_scale == pytest.approx(0.37)) == (kind == "granite")
     circuits = Circuits.of(model, model.stack())
-    embedded, layer = circuits.embedded(ids), model.n_layers - 1
+    embedded, layer = circuits.vocabulary.rows(ids, circuits.precision), model.n_layers - 1
     text_ids = torch.arange(3, 20)[None]
     result = am.ov_tokens(model, text_ids, tokens=ids.tolist(), k=len(ids), layers=[layer])
     stream = model.run(text_ids, points=["resid_post"])["resid_post", layer]
     r = float(circuits.unembedding.scale(stream)[0, 1:].mean())
+    W_O = output_weights(circuits.stack, layer, circuits.precision)
     for head in range(model.n_heads):
         for pair in result.pairs_of(layer, head):
             with model.hooks({("resid_pre", layer): lambda stream: embedded[:, None].to(stream)}):
@@ -192,8 +194,7 @@ def test_a_pair_is_what_the_head_adds_to_a_logit_in_a_text_of_one_token(kind: st
             text = ids.tolist().index(pair.read_id)
             final = float(updates.state["final_scale"][text])
             row, read = circuits.values(layer, embedded), torch.tensor([3])
-            group = model.n_heads // len(row)
-            other = row[head // group, text] @ circuits.output(layer)[head] @ circuits.unembedding.above_mean(read)[0]
+            other = row[head * len(row) // model.n_heads, text] @ W_O[head] @ circuits.unembedding.above_mean(read)[0]
             ours = (pair.logit - float(other) * float(result.scale[0])) * final / r
             assert ours == pytest.approx(float(updates.logits[layer, head, text]), rel=1e-4, abs=1e-5)
 

@@ -22,7 +22,7 @@ from attnmech.cli.main import app
 from attnmech.demo.text import documents
 from attnmech.draw.text import percent
 from attnmech.errors import InputError, OutputError
-from attnmech.methods.likeness import overlaps
+from attnmech.methods.likeness import divergences
 from attnmech.pages.atlas import atlas as calls
 from attnmech.pages.atlas.heads import OnTargets
 from attnmech.pages.atlas.result import among_heads, by_distance
@@ -117,10 +117,10 @@ def test_save_names_what_can_be_saved(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("many_batches")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_overlaps_are_those_of_loops(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlaps, "ROWS", 1000)
+    monkeypatch.setattr(divergences, "ROWS", 1000)
     model, ids = models.hooked(name, torch.float64), models.token_ids(name, batch=5, length=9)
     texts = [text[:length] for text, length in zip(ids, (9, 7, 4, 6, 2), strict=True)]
-    (overlap,) = am.stream(model, iter(texts), [overlaps.OverlapReducer()])
+    (overlap,) = am.stream(model, iter(texts), [divergences.OverlapReducer()])
     heads = model.n_layers * model.n_heads
     sums, rows = np.zeros((heads, heads)), 0
     for text in texts:
