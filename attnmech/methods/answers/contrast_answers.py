@@ -98,21 +98,30 @@ class AnswerContrast(Table, OfLayers):
     def _n_texts(self) -> int:
         return len(self.prompts)
 
+    def parted(self, text: int) -> str:
+        """Where the two answers to a prompt part, as the end of a sentence."""
+        row = self.answers.iloc[text]
+        if row["parting"] < 0:
+            return "the model writes the same"
+        return (
+            f"the model writes {quoted(row['edited_token'])} instead of {quoted(row['token'])} as token "
+            f"{row['parting'] + 1} (probability {percent(row['p_edited_plain'], 0)} without the edit, "
+            f"{percent(row['p_edited_edited'], 0)} with it)"
+        )
+
     @property
     def lead(self) -> str:
         parted = int((self.parting >= 0).sum())
-        opening = f"If {' and '.join(self.edits)}, the model answers {parted} of {self._texts} differently"
-        if not parted:
-            return with_minus_signs(f"{opening}.")
-        largest = self._largest("shift", what="shift of attention", signed=False)
-        text = int((self.parting >= 0).int().argmax())
-        row = self.answers.iloc[text]
-        example = (
-            f"{quoted(row['edited_token'])} instead of {quoted(row['token'])} at token {row['parting'] + 1} of the "
-            f"answer to prompt {text} (probability {percent(row['p_edited_plain'], 0)} without the edit, "
-            f"{percent(row['p_edited_edited'], 0)} with it)"
-        )
-        return with_minus_signs(f"{opening}: {example}; where answers part, {largest}.")
+        answers = self.parted(0)
+        if len(self.parting) > 1:
+            answers = f"the model answers {parted} of {self._texts} differently"
+            if parted:
+                first = int((self.parting >= 0).int().argmax())
+                answers = f"{answers}: after prompt {first}, {self.parted(first)}"
+        if parted:
+            largest = self._largest("shift", what="shift of attention", signed=False)
+            answers = f"{answers}; where answers part, {largest}"
+        return with_minus_signs(f"If {' and '.join(self.edits)}, {answers}.")
 
     @property
     def _table(self) -> pd.DataFrame:

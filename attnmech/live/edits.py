@@ -1,0 +1,188 @@
+"""What the live page asks of a model: what it writes with heads switched off or patched, and what without."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..batch import Batch
+from ..draw.text import quoted, with_minus_signs
+from ..errors import InputError
+from ..interventions import Intervention
+from ..maths.float64 import as_float64
+from ..methods.answers.contrast_answers import contrast_answers
+from ..model.run.hooked import HookedModel
+from ..runs.reference import mean_z
+
+Way: TypeAlias = Literal["zero", "mean", "first", "patch"]
+"""What happens to a head: its z becomes 0, its mean over the text, or ("patch") that of another prompt; "first": it
+attends to the first token alone."""
+
+MOST_HEADS: Final = 64
+MOST_CHARACTERS: Final = 4000
+"""The longest text."""
+NEW_TOKENS: Final = 20
+_LISTED: Final = 6
+"""The next tokens listed."""
+
+
+class Edits(NamedTuple):
+    """Heads, and what happens to them: the edit of one address."""
+
+    heads: tuple[tuple[int, int, Way], ...]
+    prompt: str = ""
+    """The other prompt, from which heads are patched."""
+    position: int | None = None
+    """The only token at which heads are patched; None for all."""
+    stack: str = ""
+
+    @classmethod
+    def of(cls, asked: Any) -> "Edits":
+        """The edits of a JSON object; raises `InputError` for anything else."""
+        try:
+            heads = tuple((int(layer), int(head), way) for layer, head, way in asked["heads"])
+            place = asked.get("position")
+            edits = cls(heads, asked.get("prompt", ""), None if place is None else int(place), asked.get("stack", ""))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InputError(f'an edit is {{"heads": [[2, 6, "zero"]]}}; got something else ({error!r}).') from error
+        if not (isinstance(edits.prompt, str) and isinstance(edits.stack, str)) or len(edits.prompt) > MOST_CHARACTERS:
+            raise InputError(f"`prompt` and `stack` must be strings of at most {MOST_CHARACTERS:,} characters.")
+        if not 1 <= len(heads) <= MOST_HEADS or len({head[:2] for head in heads}) < len(heads):
+            raise InputError(f"an edit changes 1 to {MOST_HEADS} different heads; got {len(heads)}.")
+        if unknown := [way for *_, way in heads if way not in get_args(Way)]:
+            raise InputError(f"heads are edited by {', '.join(get_args(Way))}; got {str(unknown[0])[:40]!r}.")
+        return edits
+
+    @property
+    def by_way(self) -> dict[Way, list[tuple[int, int]]]:
+        """The heads of each way."""
+        ways: dict[Way, list[tuple[int, int]]] = {}
+        for layer, head, way in self.heads:
+            ways.setdefault(way, []).append((layer, head))
+        return ways
+
+    def interventions(self, model: HookedModel, text: str) -> list[Intervention]:
+        """The interventions on a text."""
+        made = list[Intervention]()
+        for way, heads in self.by_way.items():
+            if way == "zero":
+                made.append(Intervention.zero(heads, stack=self.stack))
+            elif way == "first":
+                made.append(Intervention.attend(heads, "first", stack=self.stack))
+            elif way == "mean":
+                means = mean_z(model, [text], stack=self.stack or None)
+                made.append(Intervention.replace(heads, means, stack=self.stack))
+            else:
+                made += self._patches(model, text, heads)
+        return made
+
+    def _patches(self, model: HookedModel, text: str, heads: list[tuple[int, int]]) -> list[Intervention]:
+        length, of_other = (model.encode(one).queries(self.stack).ids.shape[1] for one in (text, self.prompt))
+        if length != of_other:
+            raise InputError(f"the other prompt must have as many tokens as the text, {length}; it has {of_other}.")
+        if self.position is not None and not 0 <= self.position < length:
+            raise InputError(f"`position` must be from 0 to {length - 1}; got {self.position}.")
+        other = model.run(self.prompt, points=[self._z])
+        return [
+            Intervention.replace(
+                heads, {layer: other[self._z, layer][:, [row]] for layer, _ in heads}, positions=[row], stack=self.stack
+            )
+            for row in (range(length) if self.position is None else [self.position])
+        ]
+
+    @property
+    def _z(self) -> Any:
+        return f"{self.stack}.z" if self.stack else "z"
+
+    @property
+    def sentence(self) -> str:
+        """What changes, without a full stop."""
+        row = "" if self.position is None else f" at token {self.position}"
+        words: dict[Way, str] = {
+            "zero": "z of {} becomes 0",
+            "mean": "z of {} becomes its mean over the text",
+            "first": "attention of {} goes to the first token",
+            "patch": f"z of {{}} becomes that of {quoted(self.prompt)}{row}",
+        }
+        names = {way: ", ".join(f"L{layer}H{head}" for layer, head in heads) for way, heads in self.by_way.items()}
+        return " and ".join(words[way].replace("{}", heads) for way, heads in names.items())
+
+    @property
+    def python(self) -> str:
+        """The Python that compares what the model writes with and without the edits."""
+        stack = f", stack={self.stack!r}" if self.stack else ""
+        lines, made = ["edits = []"], "edits.append(am.Intervention"
+        for way, heads in self.by_way.items():
+            if way == "zero":
+                lines.append(f"{made}.zero({heads}{stack}))")
+            elif way == "first":
+                lines.append(f'{made}.attend({heads}, "first"{stack}))')
+            elif way == "mean":
+                lines.append(f"{made}.replace({heads}, am.mean_z(model, [text]{stack}){stack}))")
+            else:
+                rows = f"range({self._z_of}.shape[1])" if self.position is None else f"[{self.position}]"
+                layers = sorted({layer for layer, _ in heads})
+                lines += [
+                    f"other = model.run({self.prompt!r}, points=[{self._z!r}])",
+                    f"for row in {rows.replace('LAYER', str(layers[0]))}:",
+                    f"    values = {{layer: {self._z_of.replace('LAYER', 'layer')}[:, [row]] for layer in {layers}}}",
+                    f"    {made}.replace({heads}, values, positions=[row]{stack}))",
+                ]
+        return "\n".join([*lines, "am.contrast_answers(model, text, edits).answers"])
+
+    @property
+    def _z_of(self) -> str:
+        return f"other[{self._z!r}, LAYER]"
+
+
+def compared(model: HookedModel, text: str, edits: Edits) -> dict[str, Any]:
+    """What the model writes and predicts with and without the edits, as the live page shows it.
+
+    Returns:
+        "sentences"; "next", the most probable next tokens with their probabilities in both runs; "tokens" of the text,
+        with "losses" in both runs, in nats, None where nothing predicts the token; "answers", the tokens that the model
+        writes in both runs, and "parting", the first that differs, or -1; "python".
+
+    """
+    if not model.writes_tokens or not model.causal:
+        raise InputError(f"edits show in what a model writes; {model.name} writes no text.")
+    interventions = edits.interventions(model, text)
+    contrast = contrast_answers(model, text, interventions, NEW_TOKENS)
+    batch = model.encode(text)
+    if batch.target is not None:
+        batch = model.generate(batch, NEW_TOKENS)
+    read, plain = batch.target or batch, _log_probs(model, batch)
+    with model.intervene(*interventions):
+        edited = _log_probs(model, batch)
+    ids = read.ids[0].cpu()[1:, None]
+    losses = [(-log_probs[:-1].gather(1, ids)[:, 0]).tolist() for log_probs in (plain, edited)]
+    sentences = [f"If {edits.sentence}, {contrast.parted(0)}."]
+    if len(ids):
+        before, after = (sum(values) / len(ids) for values in losses)
+        sentences.append(
+            f"The mean loss of the text's tokens is {before:.3f} nats without the edit, {after:.3f} with it."
+        )
+    return {
+        "sentences": list(map(with_minus_signs, sentences)),
+        "next": _most_probable(model, plain[-1].exp(), edited[-1].exp()),
+        "tokens": list(read.real_tokens[0]),
+        "losses": [[None, *values] for values in losses],
+        "answers": [list(contrast.plain[0]), list(contrast.edited[0])],
+        "parting": int(contrast.parting[0]),
+        "python": edits.python,
+    }
+
+
+def _log_probs(model: HookedModel, batch: Batch) -> Float[Tensor, "position vocab"]:
+    logits = model.forward(batch, captures=[("logits", None)])["logits", None][0]
+    return as_float64(logits).cpu().log_softmax(dim=-1)
+
+
+def _most_probable(
+    model: HookedModel, plain: Float[Tensor, " vocab"], edited: Float[Tensor, " vocab"]
+) -> Sequence[tuple[str, float, float]]:
+    ids = torch.maximum(plain, edited).topk(min(_LISTED, len(plain))).indices.tolist()
+    tokens = model.position_texts(ids, model.output_stack.label)
+    return [(token, float(plain[place]), float(edited[place])) for token, place in zip(tokens, ids, strict=True)]
