@@ -497,3 +497,28 @@ interface PlotlyDrawn extends PlotlyPlace {
   on(event: "plotly_click", listener: (clicked: { points: any[] }) => void): void;
   _fullLayout: { width: number; height: number; font: { color: string } };
 }
+
+/** Heads, what happens to them, and for patches another prompt and the only token. */
+interface LiveEdit {
+  heads: [number, number, string][];
+  prompt: string;
+  position: number | null;
+}
+
+/** What the model writes with and without an edit (attnmech/live/edits.py). */
+interface LiveBlock {
+  sentences: string[];
+  next: [string, number, number][];
+  tokens: string[];
+  losses: (number | null)[][];
+  answers: string[][];
+  parting: number;
+  python: string;
+}
+
+/** What makes a page answer (attnmech/draw/page.py). */
+interface LiveData {
+  text: string;
+  through: "server" | "notebook" | "";
+  edit: LiveBlock | Record<string, never>;
+}

@@ -1,5 +1,5 @@
 """The command line: `attnmech report`, `atlas`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null`, `check`,
-`mcp` and `engine`.
+`mcp`, `serve` and `engine`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -20,7 +20,7 @@ from .. import __version__
 from ..basics.messages import LongTextWarning
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
 from .agents.allowed import Folders, Models
-from .inputs import job_of, numbers_of, with_images
+from .inputs import built_in_paragraph, job_of, numbers_of, with_images
 from .options import CORPUS, ENGINE, DeviceOption, DtypeOption, MetricOption, Options, shares
 from .outputs import ATLAS, FOLLOWS, REPORT, TABLE
 from .stages import importing, interrupt_in, stages
@@ -430,6 +430,39 @@ def mcp(
         console(stderr=True).print(f"token: {token}", soft_wrap=True)
     console(stderr=True).print(f"serving http://{HOST}:{http}/mcp", soft_wrap=True)
     serve_http(tools, http, token)
+
+
+@app.command(epilog=_examples("attnmech serve", 'attnmech serve --model gpt2 --text "The keys to the cabinet"'))
+def serve(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Hub name, folder or GGUF file; the demo model if left out.")
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    text: Annotated[str | None, typer.Option("--text", "-t", help="The text that the page reads first.")] = None,
+    host: Annotated[str, typer.Option("--host", help="The address to serve on; by default this machine only.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 for a free one.")] = 8766,
+) -> None:
+    r"""Serves the report as a page that answers: type a text, switch heads off (pip install "attnmech\[mcp]").
+
+    The page shows what the model then writes, the probabilities of its next token and the loss of every token, beside
+    those without the edit. Whoever has the printed address may ask; its token is new at every start.
+    """
+    try:
+        with importing():
+            from ..live.server import serve as serve_page
+            from ..live.session import Session
+    except ImportError as error:
+        raise InputError('to serve a page: pip install "attnmech[mcp]".') from error
+    from ..model.files.load import load
+
+    with stages("loading and certifying the model", total=1):
+        hooked = load(model, device=device, dtype=dtype)
+    session = Session(hooked, built_in_paragraph() if text is None else text)
+    say = console(stderr=True).print
+    serve_page(session, secrets.token_urlsafe(24), host, port, lambda url: say(f"serving {url}", soft_wrap=True))
 
 
 @app.command(

@@ -231,7 +231,7 @@ def page_of_views(
             provenance=provenance or {},
             carriers=Markup(scripts.carriers(carried.values())),
             boot=Markup(boot),
-            **dict.fromkeys(("awaited", "data", "explorer", "renewal", "script"), ""),
+            **dict.fromkeys(("answers", "awaited", "data", "explorer", "live", "renewal", "script"), ""),
         )
     )
 

@@ -8,7 +8,7 @@ numbers and sentences of the reader's choices when they scroll into view.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -37,6 +37,24 @@ ALL: Final = "all"
 
 STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
 """The outcomes of a check, readable without colour."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """What makes a page answer: it reads other texts, and says what the model writes without some heads."""
+
+    text: str
+    """The text that the page is about."""
+    texts: Sequence[str] = ()
+    """The texts read before."""
+    through: Literal["server", "notebook", ""] = ""
+    """Who answers; nobody answers a saved page."""
+    most: int = 0
+    """The longest text, in characters."""
+    edit: Mapping[str, Any] = field(default_factory=dict)
+    """What a saved page shows of an edit (attnmech/live/edits.py)."""
+    start: str = ""
+    """The choices with which a saved page opens, as in an address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +103,21 @@ class Page:
         object.__setattr__(self, "sections", in_page_order(self.sections))
 
 
-def render_page(page: Page, *, reads_files: bool = False, awaited: str = "") -> str:
+def render_page(page: Page, *, reads_files: bool = False, awaited: str = "", live: Live | None = None) -> str:
     """Returns the whole page as HTML for a UTF-8 file; it opens offline.
 
     With `reads_files`, its scripts may load further scripts from files beside it. With `awaited`, the page begins with
-    this sentence on what it lacks, and reloads when its file holds a page without one.
+    this sentence on what it lacks, and reloads when its file holds a page without one. With `live`, it answers.
     """
     data = _data(page)
-    numbers = _json(page, data, _carried([page]))
-    return _document([page], reads_files=reads_files, awaited=awaited, data=numbers, **_values(page, data))
+    values = {"data": _json(page, data, _carried([page])), **_values(page, data)}
+    return _document([page], reads_files=reads_files, awaited=awaited, live=live, **values)
 
 
 def render_parts(
-    parts: Mapping[tuple[int, str], Page], texts: Sequence[str], stacks: Mapping[str, str], *, awaited: str = ""
-) -> str:
+    parts: Mapping[tuple[int, str], Page], texts: Sequence[str], stacks: Mapping[str, str], *, awaited: str = "",
+    live: Live | None = None,
+) -> str:  # fmt: skip
     """Returns one page for several texts or stacks of one model; it shows the first until the reader chooses another.
 
     `parts` are the pages by the text's number and the stack's name, `texts` the beginnings of the texts, `stacks` the
@@ -114,34 +133,45 @@ def render_parts(
     for (text, stack), page in parts.items():
         chosen = {choice.name: {"text": text, "stack": stack}[choice.name] for choice in choices}
         data = _data(page) | {"part": chosen}
-        values = _values(page, data) | {"parts": choices, "chosen": chosen, "awaited": awaited}
+        values = _values(page, data) | {"parts": choices, "chosen": chosen, "awaited": awaited, "live": live}
         numbers = Markup('<script type="application/json" id="data">{}</script>').format(_json(page, data, carried))
         bodies.append((text, stack, rendered("explorer.html", **values) + numbers))
     choose = scripts.package_text("parts.js")
-    return _document(pages, choose, awaited=awaited, bodies=bodies, title=pages[0].title, data="")
+    return _document(pages, choose, awaited=awaited, live=live, bodies=bodies, title=pages[0].title, data="")
 
 
 def _document(
-    pages: Sequence[Page], before: str = "", *, reads_files: bool = False, awaited: str = "", **values: Any
-) -> str:
+    pages: Sequence[Page], before: str = "", *, reads_files: bool = False, awaited: str = "",
+    live: Live | None = None, **values: Any,
+) -> str:  # fmt: skip
     """The whole document, with style, security policy and scripts; the script `before` runs before the page's."""
-    carried, page = _carried(pages), "\n".join(map(scripts.package_text, scripts.PAGE))
-    boot = "\n".join(filter(None, (scripts.boot(), before, scripts.package_text("theme.js"))))
-    renewal = scripts.package_text("renewal.js")
-    run = (renewal, boot, page, *(script.text for script in carried))
+    carried, page = _carried(pages), scripts.joined(scripts.PAGE)
+    starts = "" if live is None else scripts.package_text("live_start.js")
+    answers = "" if live is None else scripts.joined(scripts.LIVE)
+    boot = "\n".join(filter(None, (scripts.boot(), starts, before, scripts.package_text("theme.js"))))
+    through = "" if live is None else live.through
+    renewal = "" if through else scripts.package_text("renewal.js")
     crosses = any(shown.view is not None and shown.view.crosses for shown in pages)
     marks = marks_for(TEXT) | (marks_for(TEXT, crosses=True) if crosses else {})
     colours = "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items())
     return str(
         rendered(
             "page.html",
-            policy=scripts.content_policy(*run, reads_files=reads_files, reads_itself=bool(awaited)),
+            policy=scripts.content_policy(
+                *(renewal, boot, page, answers, *(script.text for script in carried)),
+                reads_files=reads_files,
+                reads_itself=bool(awaited) and not through,
+                asks=through == "server",
+            ),
             awaited=awaited,
+            live=live,
+            live_data=Markup("") if live is None else Markup(json_for_script(vars(live))),
             style=Markup(f"{scripts.package_text('page.css')}:root{{{colours}}}"),
             carriers=Markup(scripts.carriers(carried)),
             renewal=Markup(renewal),
             boot=Markup(boot),
             script=Markup(page),
+            answers=Markup(answers),
             explorer=True,
             **values,
         )

@@ -17,6 +17,7 @@ function choose(changes) {
 
 function remember(how) {
   history[how]({ queryChosen }, "", address());
+  dispatchEvent(new Event("attnmech-address")); // for live.js
 }
 
 /** The headline of the chosen head, with the meanings of terms; it keeps its height, so that nothing below it moves. */

@@ -17,6 +17,7 @@ const keys = page.keys ?? tokens; // in cross-attention, the tokens of another t
 const names = Object.keys(choices);
 const optional = new Set(page.optional); // in the address only if changed
 const ofViews = new Set(Object.values(page.others).flatMap(({ data }) => data.inAddress ?? [])); // what views add to the address
+if (element("live-data")) for (const name of ["edit", "prompt", "at"]) ofViews.add(name);
 const selectors = /** @type {HTMLSelectElement[]} */ (allOf("select[data-choice]"));
 const tabs = allOf("[data-choose-tab]");
 const state = Object.fromEntries(names.map((name) => [name, 0])); // indices into choices

@@ -14,7 +14,9 @@ function partAskedFor() {
 }
 
 const partShown = partAskedFor();
-document.body.prepend(partShown.content.cloneNode(true));
+const livePart = document.getElementById("live-data");
+if (livePart) livePart.after(partShown.content.cloneNode(true));
+else document.body.prepend(partShown.content.cloneNode(true));
 
 for (const select of /** @type {NodeListOf<HTMLSelectElement>} */ (document.querySelectorAll("select[data-part]"))) {
   select.addEventListener("change", () => {

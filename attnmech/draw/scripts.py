@@ -24,7 +24,9 @@ PAGE = (
     *("page_data.js", "page_numbers.js", "page_figures.js", "page_views.js", "page_tokens.js", "page_choices.js"),
     "page.js",
 )
-"""The files of attnmech's own script, and of the module of a page: each joined in this order."""
+LIVE = ("live_address.js", "live.js")
+"""The files of attnmech's own script, of the module of a page, and of that of a live page, in the order in which they
+are joined."""
 
 SHARED = (
     "MOST_ASPECT", "NO_VALUE", "announce", "checkbox", "codesOf", "colourOf", "contextOf", "counting", "drawPlotly",
@@ -125,23 +127,30 @@ def boot() -> str:
     return package_text("boot.js")
 
 
-def content_policy(*scripts: str, reads_files: bool = False, reads_itself: bool = False) -> str:
+def content_policy(*scripts: str, reads_files: bool = False, reads_itself: bool = False, asks: bool = False) -> str:
     """Returns a content security policy under which only these scripts run and nothing is fetched.
 
-    With `reads_files`, scripts that these load run too; with `reads_itself`, the page may open its own file in a frame.
+    With `reads_files`, scripts that these load run too; with `reads_itself`, the page may open its own file in a frame;
+    with `asks`, it may ask the server that it came from.
     """
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     loaded = " 'strict-dynamic'" if reads_files else ""
     framed = "frame-src 'self' file:; " if reads_itself else ""
+    asked = "'self'" if asks else "'none'"
     return (
         f"default-src 'none'; script-src {hashes}{loaded}; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"{framed}base-uri 'none'; form-action 'none'"
+        f"{framed}connect-src {asked}; base-uri 'none'; form-action {asked}"
     )
 
 
 def carriers(scripts: Iterable[Script]) -> str:
     """The HTML elements that carry these scripts."""
     return "".join(script.carrier for script in scripts)
+
+
+def joined(names: Iterable[str]) -> str:
+    """The texts of some files in this package, as one."""
+    return "\n".join(map(package_text, names))
 
 
 def package_text(name: str) -> str:

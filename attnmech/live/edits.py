@@ -1,6 +1,7 @@
 """What the live page asks of a model: what it writes with heads switched off or patched, and what without."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -157,10 +158,10 @@ def compared(model: HookedModel, text: str, edits: Edits) -> dict[str, Any]:
     with model.intervene(*interventions):
         edited = _log_probs(model, batch)
     ids = read.ids[0].cpu()[1:, None]
-    losses = [(-log_probs[:-1].gather(1, ids)[:, 0]).tolist() for log_probs in (plain, edited)]
+    losses = [_finite(-log_probs[:-1].gather(1, ids)[:, 0]) for log_probs in (plain, edited)]
     sentences = [f"If {edits.sentence}, {contrast.parted(0)}."]
-    if len(ids):
-        before, after = (sum(values) / len(ids) for values in losses)
+    if len(ids) and None not in (*losses[0], *losses[1]):
+        before, after = (sum(filter(None, values)) / len(ids) for values in losses)
         sentences.append(
             f"The mean loss of the text's tokens is {before:.3f} nats without the edit, {after:.3f} with it."
         )
@@ -178,6 +179,10 @@ def compared(model: HookedModel, text: str, edits: Edits) -> dict[str, Any]:
 def _log_probs(model: HookedModel, batch: Batch) -> Float[Tensor, "position vocab"]:
     logits = model.forward(batch, captures=[("logits", None)])["logits", None][0]
     return as_float64(logits).cpu().log_softmax(dim=-1)
+
+
+def _finite(values: Float[Tensor, " position"]) -> list[float | None]:
+    return [value if isfinite(value) else None for value in values.tolist()]
 
 
 def _most_probable(

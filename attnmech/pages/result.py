@@ -13,7 +13,7 @@ from ..basics.public import public
 from ..draw.embed import View
 from ..draw.html_file import WritesHtml, returns_page
 from ..draw.numbers import ScoreNumbers, TableRow
-from ..draw.page import Page, render_page, render_parts
+from ..draw.page import Live, Page, render_page, render_parts
 from ..draw.section import OfPattern, Section
 from ..draw.text import bound, html_text, percent, visible_token
 from ..errors import InputError
@@ -152,12 +152,12 @@ class Report(WritesHtml):
     @returns_page
     def to_html(self) -> str:
         """Returns the page, one file that opens offline; with several texts or stacks, the reader chooses one."""
-        return self._html()
+        return self.live_html(None)
 
-    def _html(self, awaited: str = "") -> str:
+    def live_html(self, live: Live | None, awaited: str = "") -> str:
         """The page; with a sentence on what it lacks, it reloads when its file holds another page."""
         if not self.others and not self.further:
-            return render_page(self._page(), awaited=awaited)
+            return render_page(self._page(), awaited=awaited, live=live)
         count = len(self.texts) * len(self._stacks)
         parts = {
             (number, stack): replace(report._page(count), title=self._title)
@@ -165,7 +165,7 @@ class Report(WritesHtml):
             for stack, report in text._stacks.items()
         }
         beginnings = [text._beginning(number) for number, text in enumerate(self.texts)]
-        return render_parts(parts, beginnings, self._stack_words, awaited=awaited)
+        return render_parts(parts, beginnings, self._stack_words, awaited=awaited, live=live)
 
     @property
     def _title(self) -> str:
@@ -371,9 +371,9 @@ class Report(WritesHtml):
         ]
 
 
-def first_page(report: Report) -> str:
+def first_page(report: Report, live: Live | None = None) -> str:
     """The page of a report whose types and ablations are still being measured."""
-    return report._html(AWAITED)
+    return report.live_html(live, AWAITED)
 
 
 def _expected(view: View) -> Section:
