@@ -178,7 +178,16 @@ async function showEdit() {
 function tell(edit) {
   if (live.through !== "notebook") return;
   const selected = [[chosenIn("layer"), chosenIn("head")]];
-  parent.postMessage({ attnmech: "state", selected, query: chosenIn("query"), edit: edit.heads }, "*");
+  parent.postMessage({ attnmech: "state", selected, query: chosenIn("query"), edit: edit.heads, address: hash().slice(1) }, "*");
+}
+
+/** Makes the choices that Python made. */
+function obey({ selected: [selected], query, edit }) {
+  const parameters = new URLSearchParams(hash().slice(1));
+  if (selected) for (const [at, name] of ["layer", "head"].entries()) parameters.set(name, selected[at]);
+  if (query !== null) parameters.set("query", query);
+  const wanted = withEdit(String(parameters), { ...editIn(hash()), heads: edit });
+  if (wanted !== hash().slice(1)) location.hash = wanted;
 }
 
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
@@ -271,7 +280,7 @@ if (live.through) {
   addEventListener("message", ({ source, data }) => {
     if (live.through !== "notebook" || source !== parent) return;
     if (data?.attnmech === "answer") waiting.get(data.number)?.(data.content);
-    if (data?.attnmech === "choose" && data.address !== hash().slice(1)) location.hash = data.address;
+    if (data?.attnmech === "choose") obey(data);
   });
   follow();
   showEdit();

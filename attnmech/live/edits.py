@@ -29,6 +29,15 @@ _LISTED: Final = 6
 """The next tokens listed."""
 
 
+def address_of(heads: Sequence[tuple[int, int, str]]) -> str:
+    """Edited heads as an address names them.
+
+    >>> address_of([(2, 6, "zero"), (3, 1, "first")])
+    'L2H6-zero.L3H1-first'
+    """
+    return ".".join(f"L{layer}H{head}-{way}" for layer, head, way in heads)
+
+
 class Edits(NamedTuple):
     """Heads, and what happens to them: the edit of one address."""
 
