@@ -275,15 +275,13 @@ if (live.through) {
   place("edit-prompt").addEventListener("change", ({ target }) => setEdit({ prompt: target.value }));
   place("edit-position").addEventListener("input", sayPosition);
   place("edit-position").addEventListener("change", ({ target }) => setEdit({ position: Number(target.value) < 0 ? null : Number(target.value) }));
-  addEventListener("attnmech-address", showEdit);
-  addEventListener("hashchange", showEdit);
+  addEventListener("attnmech-address", showEdit); // page.js says so at its start, and after each choice
   addEventListener("message", ({ source, data }) => {
     if (live.through !== "notebook" || source !== parent) return;
     if (data?.attnmech === "answer") waiting.get(data.number)?.(data.content);
     if (data?.attnmech === "choose") obey(data);
   });
   follow();
-  showEdit();
 } else if (live.edit.sentences) {
   showHeads(editIn(hash()));
   showResult(/** @type {LiveBlock} */ (live.edit));

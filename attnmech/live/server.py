@@ -155,5 +155,6 @@ def serve(session: Session, token: str, host: str, port: int, ready: Callable[[s
     config = uvicorn.Config(app_of(session, token, hosts), host=host, port=port, log_level="warning", access_log=False)
     server = uvicorn.Server(config)
     socket = config.bind_socket()
+    socket.listen()
     ready(f"http://{host}:{socket.getsockname()[1]}/{quote(token)}/")
     server.run(sockets=[socket])

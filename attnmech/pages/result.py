@@ -47,6 +47,9 @@ AWAITED: Final = (
     "The types of heads and the effects of ablations are still being measured. This page reloads when they are here."
 )
 
+NOT_MEASURED: Final = "The types of heads and the effects of ablations are not measured yet."
+"""What stands there on a page in a notebook, which measures them only if asked."""
+
 MOST_OF_TEXT: Final = 40
 """The reader chooses a text by this many of its characters."""
 
@@ -372,8 +375,8 @@ class Report(WritesHtml):
 
 
 def first_page(report: Report, live: Live | None = None) -> str:
-    """The page of a report whose types and ablations are still being measured."""
-    return report.live_html(live, AWAITED)
+    """The page of a report whose types and ablations are not measured yet."""
+    return report.live_html(live, NOT_MEASURED if live is not None and live.through == "notebook" else AWAITED)
 
 
 def _expected(view: View) -> Section:

@@ -1,0 +1,43 @@
+"""The page in a notebook's cell: traits follow the page, the page follows traits, and the kernel answers."""
+
+import re
+from typing import Any
+
+import pytest
+from comparing import refuses
+
+import attnmech as am
+from attnmech.live.edits import Edits, compared
+
+TEXT = "Anna gave an old anchor to Tom."
+
+
+def test_python_reads_sets_and_answers(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    view, sent = am.explore(demo, TEXT), list[Any]()
+    monkeypatch.setattr(view, "send", sent.append)
+    view.set_state({"selected": [[2, 6]], "query": 3, "edit": [[2, 6, "zero"]], "_address": "layer=2&head=6&tab=why"})
+    assert (view.selected, view.query, view.edit, view.text) == ([(2, 6)], 3, [(2, 6, "zero")], TEXT)
+    assert view.interventions == [am.Intervention.zero([(2, 6)])]
+    head = {"heads": [[2, 6, "zero"]]}
+    asked = [("edit", head), ("text", {"text": "The keys"}), ("save", {"start": "layer=1", "edit": head}), ("whole", {}),
+             ("text", {"text": ""}), ("more", {})]  # fmt: skip
+    for number, (kind, body) in enumerate(asked):
+        view._asked({"number": number, "kind": kind, "body": body})
+    assert [answer["number"] for answer in sent] == list(range(6))
+    edited, _, saved, _, empty, unknown = (answer["content"] for answer in sent)
+    assert edited == compared(demo, TEXT, Edits.of(head))
+    assert "1 to 4,000 characters" in empty["error"] and "'more'" in unknown["error"]
+    assert edited["sentences"][0].split(",")[0] in saved["html"] and '"start": "layer=1"' in saved["html"]
+    assert view.text == "The keys" and "not measured yet" not in view._page
+    assert re.search(
+        r'"start": "layer=2&(amp;)?head=6&(amp;)?tab=why&(amp;)?edit=L2H6-zero"', view._page.replace("\\u0026", "&")
+    )
+    bundle, _ = view._repr_mimebundle_()
+    assert "srcdoc=" in bundle["text/html"] and "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_what_a_trait_cannot_be_is_refused(demo: am.HookedModel) -> None:
+    view = am.explore(demo, TEXT)
+    refuses("heads are edited by zero", setattr, view, "edit", [(2, 6, "drop")])
+    refuses("1 to 4,000 characters", setattr, view, "text", " ")
+    assert view.text == TEXT and view.edit == []
