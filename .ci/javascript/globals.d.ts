@@ -510,7 +510,7 @@ interface LiveBlock {
   sentences: string[];
   next: [string, number, number][];
   tokens: string[];
-  losses: (number | null)[][];
+  losses: [(number | null)[], (number | null)[]];
   answers: string[][];
   parting: number;
   python: string;

@@ -11,6 +11,7 @@ const WAYS = { zero: "zero", mean: "mean", first: "first token", patch: "patch" 
 function editIn(hash) {
   const asked = new URLSearchParams(hash.replace(/^#/, ""));
   const named = (asked.get("edit") ?? "").split(".").map((part) => /^L(\d+)H(\d+)-([a-z]+)$/.exec(part));
+  /** @type {[number, number, string][]} */
   const heads = named.flatMap((part) => (part && Object.hasOwn(WAYS, part[3]) ? [[Number(part[1]), Number(part[2]), part[3]]] : []));
   const at = asked.get("at");
   return { heads, prompt: asked.get("prompt") ?? "", position: at === null || at === "" ? null : Number(at) };
