@@ -7,7 +7,6 @@ from . import results as results
 from .distributed.engine import Ray as Ray
 from .errors import AttnmechError as AttnmechError
 from .interventions import Intervention as Intervention
-from .interventions import Values as Values
 from .live.explore import explore as explore  # look
 from .methods.ablation.heads import ablate_heads as ablate_heads  # matter
 from .methods.ablation.importance import head_importance as head_importance  # matter

@@ -159,7 +159,7 @@ METHODS: list[Case] = [
     (lambda: swept(metric=lambda logits, batch: torch.ones(2).to_sparse()), InputError, "got a sparse one"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2) * 1j), InputError, "must return one number for each"),
     (lambda: swept(am.head_importance, sweep=5), InputError, "`sweep` must be a result of am.ablate_heads"),
-    (lambda: swept(am.head_importance, method="mean", reference=am.Values({0: torch.zeros(3)})), InputError,
+    (lambda: swept(am.head_importance, method="mean", reference=am.results.Values({0: torch.zeros(3)})), InputError,
      "its values must be [batch position head=8 d_head=24]; those for layer 0 are [3]"),
     (lambda: swept(am.prune_heads, random=NAN), InputError, "`random` must be a whole number, 0 or more"),
     (lambda: swept(am.prune_heads, steps=9), InputError, "`steps` must be a whole number, 1 to 8 (the heads chosen)"),
@@ -528,7 +528,10 @@ def test_numbers_of_numpy_and_torch_are_as_good_as_ours() -> None:
     assert ("q", 2) in demo.run(TEXT, points=[("q", np.int64(2))]).values
     assert am.attention_focus(demo, iter(TEXTS), shard=(np.int64(0), np.int64(2))).documents == 1
     assert am.decompose_scores(demo, TEXT).select(np.int64(2)).layers == (2,)
-    assert am.Values({np.int64(0): torch.zeros(1, 1, 8, 24)}).digest == am.Values({0: torch.zeros(1, 1, 8, 24)}).digest
+    assert (
+        am.results.Values({np.int64(0): torch.zeros(1, 1, 8, 24)}).digest
+        == am.results.Values({0: torch.zeros(1, 1, 8, 24)}).digest
+    )
 
 
 def test_more_last_keys_than_there_are() -> None:

@@ -5,20 +5,20 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 const source = readFileSync(new URL("../../attnmech/draw/live_address.js", import.meta.url), "utf8");
-const { editIn, withEdit, withHead, forOtherText } = new Function(`${source}; return { editIn, withEdit, withHead, forOtherText };`)();
+const { editOf, withEdit, withHead, forOtherText } = new Function(`${source}; return { editOf, withEdit, withHead, forOtherText };`)();
 const NONE = { heads: [], prompt: "", position: null };
 
 test("an edit returns from the address", () => {
   const edit = { heads: [[2, 6, "zero"], [10, 11, "patch"]], prompt: "a & b=c ∀", position: 3 };
   const address = withEdit("#layer=2&head=6&tab=why", edit);
-  assert.deepEqual(editIn(address), edit);
+  assert.deepEqual(editOf(address), edit);
   assert.equal(new URLSearchParams(address).get("tab"), "why");
 });
 
 test("what an address cannot mean is left out", () => {
-  assert.deepEqual(editIn("#layer=2"), NONE);
-  assert.deepEqual(editIn("#edit=L2H6-drop.LxH1-zero.L1H1-constructor&at="), NONE);
-  assert.deepEqual(editIn("#edit=L0H0-mean.nonsense").heads, [[0, 0, "mean"]]);
+  assert.deepEqual(editOf("#layer=2"), NONE);
+  assert.deepEqual(editOf("#edit=L2H6-drop.LxH1-zero.L1H1-constructor&at="), NONE);
+  assert.deepEqual(editOf("#edit=L0H0-mean.nonsense").heads, [[0, 0, "mean"]]);
 });
 
 test("only patches keep a prompt and a token", () => {

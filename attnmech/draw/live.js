@@ -62,7 +62,7 @@ async function read(text) {
 async function save() {
   say("Saving …");
   try {
-    const { html } = await ask("save", { text: live.text, start: hash().slice(1), edit: editIn(hash()).heads.length ? question() : null });
+    const { html } = await ask("save", { text: live.text, start: hash().slice(1), edit: editOf(hash()).heads.length ? question() : null });
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([html], { type: "text/html" }));
     link.download = "attnmech.html";
@@ -98,11 +98,11 @@ function follow() {
 
 // ---- edits ----------------------------------------------------------------------------------------------------------
 
-const question = () => ({ ...editIn(hash()), text: live.text, stack: stackShown() });
+const question = () => ({ ...editOf(hash()), text: live.text, stack: stackShown() });
 
 /** Puts an edit into the address, from which it is shown. */
 function setEdit(changes) {
-  location.hash = withEdit(hash(), { ...editIn(hash()), ...changes });
+  location.hash = withEdit(hash(), { ...editOf(hash()), ...changes });
 }
 
 function made(tag, text, className = "") {
@@ -142,7 +142,7 @@ function sayPosition() {
 
 /** Shows the edit of the address: at once the heads, and what they change when the answer is there. */
 async function showEdit() {
-  const edit = editIn(hash());
+  const edit = editOf(hash());
   tell(edit);
   showHeads(edit);
   const key = JSON.stringify(edit);
@@ -186,11 +186,11 @@ function obey({ selected: [selected], query, edit }) {
   const parameters = new URLSearchParams(hash().slice(1));
   if (selected) for (const [at, name] of ["layer", "head"].entries()) parameters.set(name, selected[at]);
   if (query !== null) parameters.set("query", query);
-  const wanted = withEdit(String(parameters), { ...editIn(hash()), heads: edit });
+  const wanted = withEdit(String(parameters), { ...editOf(hash()), heads: edit });
   if (wanted !== hash().slice(1)) location.hash = wanted;
 }
 
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);
 
 /** @param {LiveBlock} block */
 function showResult(block) {
@@ -207,7 +207,7 @@ function answersOf({ answers, parting }) {
   ["The model writes", "With the edit"].forEach((name, run) => {
     const text = document.createElement("dd");
     const alike = parting < 0 ? answers[run].length : parting;
-    text.append(answers[run].slice(0, alike).join(""), made("mark", answers[run].slice(alike, alike + 1).join("")), answers[run].slice(alike + 1).join(""));
+    text.append(answers[run].slice(0, alike).join("").trimStart(), made("mark", answers[run].slice(alike, alike + 1).join("")), answers[run].slice(alike + 1).join(""));
     const entry = document.createElement("div");
     entry.append(made("dt", name), text);
     list.append(entry);
@@ -270,7 +270,7 @@ if (live.through) {
   place("live-save").addEventListener("click", save);
   for (const button of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#edit-head button"))) {
     const [layer, head] = ["layer", "head"];
-    button.addEventListener("click", () => setEdit({ heads: withHead(editIn(hash()).heads, chosenIn(layer), chosenIn(head), button.dataset.way) }));
+    button.addEventListener("click", () => setEdit({ heads: withHead(editOf(hash()).heads, chosenIn(layer), chosenIn(head), button.dataset.way) }));
   }
   place("edit-prompt").addEventListener("change", ({ target }) => setEdit({ prompt: target.value }));
   place("edit-position").addEventListener("input", sayPosition);
@@ -283,6 +283,6 @@ if (live.through) {
   });
   follow();
 } else if (live.edit.sentences) {
-  showHeads(editIn(hash()));
+  showHeads(editOf(hash()));
   showResult(/** @type {LiveBlock} */ (live.edit));
 }

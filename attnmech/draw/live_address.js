@@ -8,7 +8,7 @@ const WAYS = { zero: "zero", mean: "mean", first: "first token", patch: "patch" 
  * @param {string} hash
  * @returns {LiveEdit}
  */
-function editIn(hash) {
+function editOf(hash) {
   const asked = new URLSearchParams(hash.replace(/^#/, ""));
   const named = (asked.get("edit") ?? "").split(".").map((part) => /^L(\d+)H(\d+)-([a-z]+)$/.exec(part));
   /** @type {[number, number, string][]} */

@@ -90,20 +90,20 @@ class _Pages:
 
     async def _events(self, request: Request) -> Response:
         """What is being measured, as server-sent events; it is measured while somebody listens."""
-        return StreamingResponse(self._told(self._text_of(request)), media_type="text/event-stream")
+        return StreamingResponse(self._stages(self._text_of(request)), media_type="text/event-stream")
 
-    async def _told(self, text: str) -> AsyncIterator[str]:
-        told, gone, loop = asyncio.Queue[dict[str, Any]](), Event(), asyncio.get_running_loop()
+    async def _stages(self, text: str) -> AsyncIterator[str]:
+        messages, gone, loop = asyncio.Queue[dict[str, Any]](), Event(), asyncio.get_running_loop()
 
         def tell(step: str) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, {"step": step})
+            loop.call_soon_threadsafe(messages.put_nowait, {"step": step})
 
         async def measure() -> None:
             try:
                 await self._work.measure(lambda step: self._session.measure(text, step), tell, gone)
-                told.put_nowait({"whole": True})
+                messages.put_nowait({"whole": True})
             except AttnmechError as error:
-                told.put_nowait({"error": str(error)})
+                messages.put_nowait({"error": str(error)})
 
         task = asyncio.create_task(measure())
         self._measuring.add(task)
@@ -112,7 +112,7 @@ class _Pages:
         try:
             while "step" in message:
                 try:
-                    message = await asyncio.wait_for(told.get(), _ALIVE)
+                    message = await asyncio.wait_for(messages.get(), _ALIVE)
                     yield f"data: {json.dumps(message)}\n\n"
                 except TimeoutError:
                     yield ": alive\n\n"

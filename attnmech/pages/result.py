@@ -48,7 +48,7 @@ AWAITED: Final = (
 )
 
 NOT_MEASURED: Final = "The types of heads and the effects of ablations are not measured yet."
-"""What stands there on a page in a notebook, which measures them only if asked."""
+"""The same on a page in a notebook, which measures them only if asked."""
 
 MOST_OF_TEXT: Final = 40
 """The reader chooses a text by this many of its characters."""

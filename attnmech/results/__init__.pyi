@@ -1,4 +1,5 @@
 from ..activations.activations import Activations as Activations
+from ..interventions.values import Values as Values
 from ..methods.ablation.importance import HeadImportance as HeadImportance
 from ..methods.ablation.pairs import PairEffects as PairEffects
 from ..methods.ablation.pruning import PruningCurve as PruningCurve

@@ -132,7 +132,7 @@ import attnmech as am
 from attnmech.basics.files import writing
 from attnmech.runs.journal import Entry, Journal
 folder = Path(sys.argv[1])
-values = am.Values({0: torch.ones(1, 1, 3, 4000)})
+values = am.results.Values({0: torch.ones(1, 1, 3, 4000)})
 writes = {
     "text": lambda path: write(path, lambda draft: draft.write_text("new" * 9000)),
     "csv": lambda path: write(path, lambda draft: pd.DataFrame({"a": range(9000)}).to_csv(draft)),

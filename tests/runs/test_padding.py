@@ -33,7 +33,7 @@ def last(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
 HEADS: list[tuple[int, int]] = [(0, 1), (1, 2)]
 
 
-def changes(means: am.Values) -> list[am.Intervention]:
+def changes(means: am.results.Values) -> list[am.Intervention]:
     """Changes at positions and keys, which count each text's own tokens."""
     change = am.Intervention
     return [

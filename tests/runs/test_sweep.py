@@ -113,7 +113,7 @@ def test_another_hook_at_the_same_point_does_not_resume(tmp_path: Path, monkeypa
         assert "code and values of the hooks: expected" in refused(path)
     with hooked.hooks({("z", 1): halved(0.5)}):
         assert resumed(journal=path).complete
-    values = [am.Values({1: torch.full((1, 1, 5, 4), value)}, "the same words") for value in (0.5, 0.25)]
+    values = [am.results.Values({1: torch.full((1, 1, 5, 4), value)}, "the same words") for value in (0.5, 0.25)]
     with hooked.intervene(am.Intervention.replace([(1, 2)], values[0])):
         break_off(monkeypatch, 3, journal=path)
     with hooked.intervene(am.Intervention.replace([(1, 2)], values[1])):
