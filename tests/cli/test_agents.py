@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,18 +21,22 @@ import httpx2
 import models
 import pandas as pd
 import pytest
+import torch
 from comparing import refuses
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult
 from schemas import are_sentences, schema, strict
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import attnmech as am
 from attnmech.cli.agents import arguments
 from attnmech.cli.agents.allowed import Folders, Models
 from attnmech.cli.agents.server import server_of
 from attnmech.cli.agents.tools import MAX_ANSWER, Tools
+from attnmech.demo import model_folder
 from attnmech.demo.text import documents
 
 from .conftest import Command
@@ -227,14 +232,14 @@ def test_texts_that_no_call_named_are_named(folder: Path) -> None:
 def test_a_place_that_changes_during_a_call_is_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file, or a link that leads outside, which appears while the model is measured."""
     tools, outside = Tools(Models((), None, None), Folders([folder])), folder.parent / "outside.csv"
-    load = tools._models.load
+    load = tools.models.load
 
     def meanwhile(name: str | None) -> Any:
         (folder / "linked.csv").symlink_to(outside)
         (folder / "taken.csv").write_text("mine")
         return load(name)
 
-    monkeypatch.setattr(tools._models, "load", meanwhile)
+    monkeypatch.setattr(tools.models, "load", meanwhile)
     said = refusal_of(tools, "attention_focus", texts=[TEXT], out=["linked.csv"])
     assert "files must be in" in said and not outside.exists()
     for name in ("linked.csv", "taken.csv"):
@@ -275,6 +280,67 @@ def test_pictures_are_png(folder: Path, chromium: Any, name: str, arguments: dic
     assert base64.b64decode(picture.data).startswith(b"\x89PNG")
 
 
+def raw_run(text: str, *zeroed: tuple[int, int]) -> tuple[list[int], torch.Tensor, Any, str]:
+    """Token ids, ln p and patterns of plain transformers, and its greedy answer; these heads write 0."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32, attn_implementation="eager")
+    for layer, head in zeroed:
+        model.transformer.h[layer].self_attention.dense.weight.data[:, 24 * head : 24 * head + 24] = 0
+    ids = models.demo().encode(text).ids
+    with torch.no_grad():
+        out = model(ids, output_attentions=True)
+        answer = model.generate(ids, attention_mask=ids**0, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :]
+    written = AutoTokenizer.from_pretrained(model_folder()).decode(answer, skip_special_tokens=True)
+    return ids[0].tolist(), out.logits[0].double().log_softmax(dim=-1), out.attentions, written
+
+
+@pytest.mark.parametrize("zeroed", [[], PAIRS])
+def test_predictions_and_answers_are_those_of_plain_transformers(folder: Path, zeroed: list[Any]) -> None:
+    edits = {"edits": {"heads": [{**head, "way": "zero"} for head in HEADS]}} if zeroed else {}
+    runs = [raw_run(TEXT), *([raw_run(TEXT, *zeroed)] if zeroed else [])]
+    answer = answer_of(tools_of(folder), "predict", text=TEXT, **edits)
+    rows = sorted(answer["table"]["rows"], key=lambda row: row["position"])
+    for (ids, log_probs, *_), name, loss in zip(runs, ("probability", "other"), ("loss", "loss_edited"), strict=False):
+        losses = -log_probs[range(len(ids) - 1), ids[1:]]
+        assert rows[0][loss] is None and [row[loss] for row in rows[1:]] == pytest.approx(losses.tolist(), abs=1e-4)
+        assert f" {losses.mean():.3f} " in answer["findings"][1]
+        tokens = models.demo().position_texts(range(log_probs.shape[1]))
+        after = [float(log_probs[-1, tokens.index(entry["token"])].exp()) for entry in answer["next"]]
+        assert [entry[name] for entry in answer["next"]] == pytest.approx(after, abs=1e-6)
+    (row,) = answer_of(tools_of(folder), "generate", prompt=TEXT, **edits)["table"]["rows"]
+    assert [row[name] for name in ("plain", "edited") if name in row] == [written for *_, written in runs]
+
+
+def test_two_prompts_are_compared(folder: Path) -> None:
+    prompts = {"prompt": AGREEMENT["clean"][0], "other": AGREEMENT["corrupted"][0]}
+    (*_, one, _), (*_, two, _) = runs = [*map(raw_run, prompts.values())]
+    answer = answer_of(tools_of(folder), "compare_prompts", **prompts)
+    shifts = torch.cat([(b - a)[0, :, -1].abs().sum(-1) / 2 for a, b in zip(one, two, strict=True)])
+    row = answer["table"]["rows"][0]
+    assert row["shift"] == pytest.approx(float(shifts.max()), abs=1e-5)
+    assert row["layer"] * 8 + row["head"] == int(shifts.argmax())
+    assert row["key"] == int(one[row["layer"]][0, row["head"], -1].argmax())
+    best = [max(entry[name] for entry in answer["next"]) for name in ("probability", "other")]
+    assert best == pytest.approx([float(run[1][-1].exp().max()) for run in runs], abs=1e-6)
+    shorter = answer_of(tools_of(folder), "compare_prompts", prompt="The keys", other="The keys to the chest")
+    assert not shorter["table"]["rows"] and "Attention is not compared" in shorter["notes"][0]
+
+
+def test_models_and_files_are_resources(folder: Path) -> None:
+    async def asked(*uris: str) -> list[str]:
+        async with Client(server_of(Tools(Models((), None, None), Folders([folder])))) as client:
+            assert len((await client.list_resources()).resources) == 2
+            return [(await client.read_resource(f"attnmech://{uri}")).contents[0].text for uri in uris]
+
+    offered, listed, text = map(json.loads, in_a_loop(lambda: asked("models", "files", "file/corpus.txt")))
+    assert offered == [{"name": "demo", "loaded": None}] and text == [line[:1000] for line in documents(20)]
+    sizes = {entry["name"]: entry["bytes"] for entry in listed["files"]}
+    assert sizes["corpus.txt"] == (folder / "corpus.txt").stat().st_size and not {"link.txt", "up"} & set(sizes)
+    for name in ("link.txt", "../secret.txt", "up/secret.txt", "%2Fetc/passwd"):
+        with pytest.raises(ExceptionGroup) as refused:
+            in_a_loop(lambda name=name: asked(f"file/{name}"))
+        assert refused.group_contains(MCPError, match="files must be in")
+
+
 # -- bounds ----------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +377,8 @@ def test_a_long_answer_has_fewer_rows(folder: Path, monkeypatch: pytest.MonkeyPa
         ("confirm_heads", {"heads": [{"layer": 0, "head": 0}]}, "expected `cases` or `task`"),
         ("patch_heads", {**AGREEMENT, "corrupted": ["The key"]}, "must have the same number of tokens"),
         ("report", {"texts": [TEXT] * 13, "out": ["a.html"]}, "at most 12 items"),
+        ("predict", {"text": TEXT, "edits": {"heads": [{**HEADS[0], "way": "patch"}]}}, "takes z from another prompt"),
+        ("generate", {"prompt": TEXT, "max_new_tokens": 201}, "less than or equal to 200"),
         ("nothing", {}, "Unknown tool"),
     ],
 )
@@ -352,13 +420,14 @@ def test_every_argument_is_described_and_bounded(folder: Path) -> None:
             return (await client.list_tools()).tools
 
     tools = in_a_loop(listed)
-    assert next(tool.name for tool in tools) == "load_model" and len(tools) == 11
+    assert next(tool.name for tool in tools) == "load_model" and len(tools) == 14
     for tool in tools:
         assert tool.description and not tool.description.startswith(" ") and "\n        " not in tool.description
         assert tool.input_schema["additionalProperties"] is False
         assert tool.output_schema["properties"].keys() == arguments.Answer.model_fields.keys()
         for name, about in tool.input_schema["properties"].items():
-            written = json.dumps(about)
+            defined = re.findall(r"#/\$defs/(\w+)", json.dumps(about))
+            written = json.dumps([about, *(tool.input_schema["$defs"][part] for part in defined)])
             if name not in ("model", "picture"):
                 assert any(bound in written for bound in ("maximum", "maxLength", "maxItems", "enum")), (
                     tool.name,
@@ -404,7 +473,7 @@ def test_progress_is_reported_and_work_can_be_cancelled(folder: Path) -> None:
 
 def test_calls_wait_for_each_other(folder: Path) -> None:
     tools, together, most = Tools(Models((), None, None), Folders([folder])), [], []
-    load = tools._models.load
+    load = tools.models.load
 
     def slow(name: str | None) -> Any:
         together.append(threading.get_ident())
@@ -413,7 +482,7 @@ def test_calls_wait_for_each_other(folder: Path) -> None:
         together.pop()
         return load(name)
 
-    tools._models.load = slow  # type: ignore[method-assign]
+    tools.models.load = slow  # type: ignore[method-assign]
 
     async def both() -> list[bool]:
         ended: list[bool] = []

@@ -1,6 +1,7 @@
 """The models that an agent may use, and the files that it may read and write."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,16 @@ class Folders:
             raise InputError(f"{name[:200]!r} cannot be used: {error.strerror}.") from error
         return path
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        """The names, as `file` takes them, and the sizes of the files that are not hidden."""
+        for root in self._roots:
+            for path in root.rglob("*"):
+                name = path.relative_to(root)
+                hidden = any(part.startswith(".") for part in name.parts)
+                with suppress(InputError, OSError, UnicodeError):  # it leads outside, is gone, or has no address
+                    if not hidden and self.file(str(path)).is_file() and str(path).encode():
+                        yield str(name if root == self._roots[0] else path), path.stat().st_size
+
 
 class Models:
     """The models by the names that the user gave; an agent cannot load others."""
@@ -53,17 +64,18 @@ class Models:
     def __init__(self, names: Sequence[str], device: str | None, dtype: str | None) -> None:
         self.names = tuple(names) or (DEMO,)
         self._device, self._dtype = device, dtype
-        self._loaded: tuple[str, HookedModel] | None = None
+        self.loaded: tuple[str, HookedModel] | None = None
+        """The model in memory, with its name."""
 
     def load(self, name: str | None) -> "HookedModel":
         """Returns a model, the first by default; the model loaded before is dropped."""
         name = self.names[0] if name is None else name
         if name not in self.names:
             raise InputError(f"`model` must be one of {', '.join(self.names)}; got {name[:200]!r}.")
-        if self._loaded is None or self._loaded[0] != name:
+        if self.loaded is None or self.loaded[0] != name:
             from ...model.files.load import load
 
-            self._loaded = None
+            self.loaded = None
             loaded = load(None if name == DEMO else name, device=self._device, dtype=self._dtype)
-            self._loaded = name, loaded
-        return self._loaded[1]
+            self.loaded = name, loaded
+        return self.loaded[1]

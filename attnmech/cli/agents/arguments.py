@@ -48,7 +48,7 @@ class Answer(_Entry):
     version: Literal[1] = Field(description="The version of this schema.")
     command: Literal[
         "report", "atlas", "focus", "drift", "heads", "embed", "ablate", "null", "check", "explain", "patch", "confirm",
-        "search",
+        "search", "predict", "generate", "compare",
     ] = Field(description="What was asked.")  # fmt: skip
     model: str = Field(description="The model, its sizes and its certificate in one line.")
     certificate: Proof
@@ -58,6 +58,10 @@ class Answer(_Entry):
     files: list[str] = Field(description="The absolute paths of the files written.")
     ok: bool | None = Field(None, description=KEYS["ok"])
     points: list[Point] | None = Field(None, description=KEYS["points"])
+    next: list[dict[str, str | float]] | None = Field(
+        None, description="The most probable next tokens; `other` is the probability with edits or after `other`."
+    )
+    python: str | None = Field(None, description="Python that makes the edits, and compares 20 new tokens.")
 
 
 def schema() -> dict[str, object]:
@@ -110,6 +114,7 @@ Out = Annotated[
 ]
 Picture = Annotated[bool, Field(description="Whether to return the figure as a PNG too.")]
 Index = Annotated[int, Field(ge=0, le=1_000_000)]
+Prompt = Annotated[str, Field(min_length=1, max_length=4000)]
 Word = Annotated[str, Field(max_length=200)]
 Words = Annotated[list[Word] | None, Field(min_length=1, max_length=64)]
 Metric = Literal["loss", "kl", "logit_difference", "accuracy"]
@@ -124,6 +129,25 @@ class Head(BaseModel):
 
     layer: Index
     head: Index
+
+
+class HeadEdit(Head):
+    """A head, and what happens to it."""
+
+    way: Literal["zero", "mean", "first", "patch"] = Field(
+        description="z becomes 0, its mean over the text, or (patch) that of the other prompt; first: the head attends "
+        "to the first token alone."
+    )
+
+
+class Edit(BaseModel):
+    """Edits of heads, all at once; the answer compares the runs with and without them."""
+
+    model_config = ConfigDict(extra="forbid")
+    heads: list[HeadEdit] = Field(min_length=1, max_length=64)
+    prompt: str = Field("", max_length=4000, description="Of patches: the other prompt, with as many tokens.")
+    position: Index | None = Field(None, description="Of patches: the only token changed; all if left out.")
+    stack: Word = Field("", description="Of a model with several stacks: that of the heads.")
 
 
 class TestCase(BaseModel):

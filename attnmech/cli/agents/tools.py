@@ -40,7 +40,7 @@ from ..summaries import (
 )
 from ..terminal import Rows, Summary, as_object
 from .allowed import Folders, Models
-from .arguments import MOST_CHARACTERS, Answer, Head, Index, Method, Metric, TestCase, Text, Word, Words
+from .arguments import MOST_CHARACTERS, Answer, Edit, Head, Index, Method, Metric, Prompt, TestCase, Text, Word, Words
 from .asked import CORPUS, RESULT, Asked, shares
 
 MAX_ANSWER: Final = 60_000
@@ -71,15 +71,15 @@ class Tools:
     """The tools, over the models and the folders that the user allows. One call runs at a time; others wait."""
 
     def __init__(self, models: Models, folders: Folders) -> None:
-        self._models, self._folders, self._running = models, folders, Lock()
+        self.models, self.folders, self._running = models, folders, Lock()
 
     @property
     def all(self) -> "Sequence[Callable[..., CallToolResult]]":
         """The tools in the order in which an agent may need them."""
         return (
-            self.load_model, self.report, self.head_types, self.attention_focus, self.explain_score,
-            self.search_examples, self.ablate_heads, self.patch_heads, self.confirm_heads, self.null_attention,
-            self.residual_drift,
+            self.load_model, self.report, self.predict, self.generate, self.compare_prompts, self.head_types,
+            self.attention_focus, self.explain_score, self.search_examples, self.ablate_heads, self.patch_heads,
+            self.confirm_heads, self.null_attention, self.residual_drift,
         )  # fmt: skip
 
     @shares(rows={"default": 50})
@@ -113,6 +113,41 @@ class Tools:
         result = report(hooked, texts if asked.images is None else self._pictured(hooked, texts, asked.images))
         self._write(outputs, result, result.to_frame())
         return _answer(report_summary(hooked, result, outputs), asked.rows)
+
+    @shares()
+    def predict(self, hooked: Any, asked: Asked, text: Prompt, edits: Edit | None = None) -> Answered:
+        """Predict the next token of a text, and the loss of every token, with and without edits of heads.
+
+        The table has the tokens of the text, or those that an encoder-decoder writes.
+        """
+        from .prompts import predicted
+
+        return _answer(predicted(hooked, text, edits), asked.rows)
+
+    @shares()
+    def generate(
+        self, hooked: Any, asked: Asked, prompt: Prompt,
+        max_new_tokens: Annotated[int, Field(ge=1, le=200, description="The largest number of new tokens.")] = 20,
+        edits: Edit | None = None,
+    ) -> Answered:  # fmt: skip
+        """Continue a prompt with the most probable tokens, with and without edits of heads.
+
+        `parting` is the number of the first token that differs, from 0, or -1. p_plain_edited is the probability there
+        of the plain answer's token in the edited run; the other columns are named alike.
+        """
+        from .prompts import generated
+
+        return _answer(generated(hooked, prompt, max_new_tokens, edits), asked.rows)
+
+    @shares()
+    def compare_prompts(self, hooked: Any, asked: Asked, prompt: Prompt, other: Prompt) -> Answered:
+        """Compare the next tokens after two prompts and, if they have the same length, attention from the last token.
+
+        `shift` is the share of a head's attention that differs; `key` is the position of its most attended token.
+        """
+        from .prompts import compared_prompts
+
+        return _answer(compared_prompts(hooked, prompt, other), asked.rows)
 
     @shares(*CORPUS, *RESULT)
     def head_types(self, hooked: Any, asked: Asked) -> Answered:
@@ -202,7 +237,7 @@ class Tools:
         """
         from ...methods.examples.result import examples
 
-        corpus = self._corpus(file, asked.column, asked.documents)
+        corpus = self.corpus(file, asked.column, asked.documents)
         result = examples(hooked, iter(corpus), by=by, truncate=True)
         shown, finding = example_rows(result, token, at)
         return _answer(summary_of("search", hooked, result, asked.outputs, shown, finding), asked.rows)
@@ -305,7 +340,8 @@ class Tools:
         if cases is not None:
             chosen = [Case(case.prompt, case.answer, case.against, case.group) for case in cases]
         result = confirm_heads(hooked, _pairs(heads), chosen, method=method, sets=sets)
-        return self._answer("confirm", hooked, result, claim_rows(result), asked, f"Verdict: {result.verdict}.")
+        further = (f"Verdict: {result.verdict}.", *result.findings.values())
+        return self._answer("confirm", hooked, result, claim_rows(result), asked, *further)
 
     @shares("texts", *CORPUS, *RESULT, documents=_FEW)
     def null_attention(
@@ -365,7 +401,7 @@ class Tools:
             from_thread.check_cancelled()
         try:
             report("loading and certifying the model")
-            hooked = self._models.load(model)
+            hooked = self.models.load(model)
             report("measuring")
             with watched(watch):
                 yield hooked
@@ -377,7 +413,7 @@ class Tools:
     def outputs(self, names: Sequence[str] | None, suffixes: Sequence[str] = SUFFIXES) -> Outputs:
         """The files of a call; raises `ToolError` for one that cannot be written."""
         try:
-            outputs = Outputs([self._folders.file(name) for name in names or ()])
+            outputs = Outputs([self.folders.file(name) for name in names or ()])
             for path in outputs.paths:
                 if path.exists():
                     raise ToolError(f"{path} exists; name another file in `out`.")
@@ -386,26 +422,26 @@ class Tools:
             raise ToolError(str(error)) from error
         return outputs
 
-    def _corpus(self, file: str, column: str | None, count: int) -> list[str]:
+    def corpus(self, file: str, column: str | None, count: int) -> list[str]:
         """The first documents of a file, each cut to the length that a text may have."""
         from ...runs.corpus import Corpus
 
-        return [text[:MOST_CHARACTERS] for text in islice(Corpus(self._folders.file(file), column=column), count)]
+        return [text[:MOST_CHARACTERS] for text in islice(Corpus(self.folders.file(file), column=column), count)]
 
     def _inputs(self, asked: Asked) -> list[str] | None:
         if asked.texts is not None and asked.file is not None:
             raise ToolError("expected `texts` or `file`; got both. Leave one out.")
-        return asked.texts if asked.file is None else self._corpus(asked.file, asked.column, asked.documents)
+        return asked.texts if asked.file is None else self.corpus(asked.file, asked.column, asked.documents)
 
     def _pictured(self, hooked: Any, texts: Sequence[str] | None, images: Sequence[str]) -> Any:
         if texts is None or len(texts) != 1:
             raise ToolError(f"`images` belong to one text; got {len(texts or ())}.")
-        return with_images(hooked, texts[0], [self._folders.file(image) for image in images])
+        return with_images(hooked, texts[0], [self.folders.file(image) for image in images])
 
     def _write(self, outputs: Outputs, result: Any, table: Any, **others: Any) -> None:
         """Writes the files of a call if their places are still free and still in the folders."""
         for path in outputs.paths:
-            if self._folders.file(str(path)) != path or path.exists():
+            if self.folders.file(str(path)) != path or path.exists():
                 raise ToolError(f"{path} has changed since the call began; name another file in `out`.")
         outputs.write(table, {".html": result.write_html, **others})
 

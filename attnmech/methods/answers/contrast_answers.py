@@ -192,9 +192,9 @@ def contrast_answers(
         tokens = torch.tensor(
             [[text.answer_ids[place][parting[place]] for text in (plain, edited)] for place in there.tolist()]
         )
-        one, logits = _at_rows(model, plain.texts(there), rows[there])
+        one, logits = at_rows(model, plain.texts(there), rows[there])
         with model.intervene(*changes):
-            other, changed = _at_rows(model, plain.texts(there), rows[there])
+            other, changed = at_rows(model, plain.texts(there), rows[there])
         log_probs[there] = torch.stack([of_run.gather(1, tokens) for of_run in (logits, changed)], dim=1)
         shifts[..., there] = (other - one).abs().sum(dim=-1) / 2
     provenance = model.provenance(
@@ -218,7 +218,7 @@ def _parting(one: Sequence[int], other: Sequence[int]) -> int:
     return alike if alike < min(len(one), len(other)) else -1
 
 
-def _at_rows(
+def at_rows(
     model: HookedModel, batch: Batch, rows: Int[Tensor, " text"]
 ) -> tuple[Float[Tensor, "layer head text key"], Float[Tensor, "text vocab"]]:
     """The pattern and the log-probabilities of one row of each text."""
