@@ -7,7 +7,7 @@ from . import results as results
 from .distributed.engine import Ray as Ray
 from .errors import AttnmechError as AttnmechError
 from .interventions import Intervention as Intervention
-from .live.explore import explore as explore  # look
+from .live.explore import explore as explore
 from .methods.ablation.heads import ablate_heads as ablate_heads  # matter
 from .methods.ablation.importance import head_importance as head_importance  # matter
 from .methods.ablation.pairs import ablate_pairs as ablate_pairs  # matter

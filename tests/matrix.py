@@ -465,7 +465,7 @@ CALLS |= {
     name: _example(getattr(am, name))
     for name in am.__all__
     if isfunction(getattr(am, name))
-    and name not in {"load", "load_result", "engine_statistics", *(call.partition("(")[0] for call in CALLS)}
+    and name not in {"load", "load_result", "engine_statistics", "explore", *(call.partition("(")[0] for call in CALLS)}
 }
 """The calls, by the names in the table; of a function that is not listed, the example in its docstring."""
 

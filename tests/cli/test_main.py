@@ -502,8 +502,8 @@ def test_commands_list_shared_options_in_one_order() -> None:
         "--json", "--memory", "--engine", "--address", "--workers",
     ]  # fmt: skip
     commands = typer.main.get_command(cli.app).commands
-    assert set(commands) == {*COMMANDS, "atlas", "mcp", "engine"}
-    for command in (each for name, each in commands.items() if name not in ("mcp", "engine")):
+    assert set(commands) == {*COMMANDS, "atlas", "mcp", "serve", "engine"}
+    for command in (each for name, each in commands.items() if name not in ("mcp", "serve", "engine")):
         names = [option.opts[0] for option in command.params]
         assert [name for name in names if name in order] == [name for name in order if name in names]
         assert {"--model", "--device", "--dtype", "--out", "--overwrite", "--json"} <= set(names)
