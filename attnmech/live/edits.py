@@ -60,7 +60,7 @@ class Edits(NamedTuple):
         if not (isinstance(edits.prompt, str) and isinstance(edits.stack, str)) or len(edits.prompt) > MOST_CHARACTERS:
             raise InputError(f"`prompt` and `stack` must be strings of at most {MOST_CHARACTERS:,} characters.")
         if not 1 <= len(heads) <= MOST_HEADS or len({head[:2] for head in heads}) < len(heads):
-            raise InputError(f"an edit changes 1 to {MOST_HEADS} different heads; got {len(heads)}.")
+            raise InputError(f"an edit names 1 to {MOST_HEADS} heads, none of them twice; got {len(heads)}.")
         if unknown := [way for *_, way in heads if way not in get_args(Way)]:
             raise InputError(f"heads are edited by {', '.join(get_args(Way))}; got {str(unknown[0])[:40]!r}.")
         return edits
