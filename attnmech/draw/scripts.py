@@ -136,10 +136,10 @@ def content_policy(*scripts: str, reads_files: bool = False, reads_itself: bool 
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     loaded = " 'strict-dynamic'" if reads_files else ""
     framed = "frame-src 'self' file:; " if reads_itself else ""
-    asked = "'self'" if asks else "'none'"
+    asked = "connect-src 'self'; form-action 'self'" if asks else "form-action 'none'"
     return (
         f"default-src 'none'; script-src {hashes}{loaded}; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"{framed}connect-src {asked}; base-uri 'none'; form-action {asked}"
+        f"{framed}base-uri 'none'; {asked}"
     )
 
 
