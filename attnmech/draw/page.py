@@ -158,7 +158,7 @@ def _document(
         rendered(
             "page.html",
             policy=scripts.content_policy(
-                *(renewal, boot, page, answers, *(script.text for script in carried)),
+                *filter(None, (renewal, boot, page, answers, *(script.text for script in carried))),
                 reads_files=reads_files,
                 reads_itself=bool(awaited) and not through,
                 asks=through == "server",
