@@ -61,7 +61,7 @@ def private(name: str) -> bool:
 def own_names(trees: list[ast.Module]) -> Iterator[str]:
     """The names that the package defines: functions, classes, variables, attributes."""
     for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
