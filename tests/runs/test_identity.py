@@ -88,7 +88,7 @@ CLOSED_OVER = {
     "cached": (functools.cache(scaled(2)), functools.cache(scaled(3))),
     "wrapped": (torch.no_grad()(scaled(2)), torch.no_grad()(scaled(3))),
     "function": (scaled(2), scaled(3)),
-    "values": (am.Values({0: torch.ones(1, 1, 2, 3)}), am.Values({0: torch.zeros(1, 1, 2, 3)})),
+    "values": (am.results.Values({0: torch.ones(1, 1, 2, 3)}), am.results.Values({0: torch.zeros(1, 1, 2, 3)})),
     "intervention": (am.Intervention.zero([(0, 1)]), am.Intervention.zero([(0, 2)])),
 }
 
