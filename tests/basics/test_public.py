@@ -96,11 +96,8 @@ def scaled(value: float, by: float, *, shift: float = 0.0, name: str) -> tuple[f
             "`scaled` takes at most 2 arguments by position (value, by); got 3. Pass the others as keywords: shift, "
             "name.",
         ),
-        (lambda: am.untrained(), "`untrained` needs `model`."),
-        (lambda: am.Intervention.zero(), "`zero` needs `heads`."),
         (lambda: am.Case("a", "b", "c", "d", "e"), "`Case` takes at most 4 arguments by position (prompt, answer, "
          "against, group); got 5."),
-        (lambda: am.HookedModel.check_heads(None), "`check_heads` needs `heads`."),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_fit(call: Callable[[], Any], message: str) -> None:

@@ -14,7 +14,6 @@ from torch import nn
 
 import attnmech as am
 from attnmech.errors import ExactnessError
-from attnmech.model.attention import running
 
 IDS = torch.randint(0, 40, (2, 17), generator=torch.Generator().manual_seed(3))
 
@@ -26,19 +25,6 @@ def out_of(model: am.HookedModel, layer: int) -> nn.Module:
 
 def block_of(model: am.HookedModel, layer: int) -> nn.Module:
     return model.stack().blocks[layer]
-
-
-@pytest.mark.parametrize("sizes", [(64,), (40, 24), (40, 25), (1, 63, 1, 100, 3), ()])
-def test_quantities_kept_in_a_few_arrays_are_those_that_came(sizes: tuple[int, ...]) -> None:
-    kept, came = running._Kept(), [torch.randn(2, size, 5) for size in sizes]
-    for found in came:
-        kept.add(found)
-    parts = kept.all()
-    assert len(parts) <= -(-sum(sizes) // 64) + 1
-    if came:
-        assert torch.equal(torch.cat(parts, dim=1), torch.cat(came, dim=1))
-        kept.add(came[0])
-        assert torch.equal(torch.cat(kept.all(), dim=1), torch.cat([*came, came[0]], dim=1))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*zip(FAMILIES, cycle((torch.float64, torch.bfloat16, torch.float16)))])

@@ -27,16 +27,6 @@ def words() -> am.HookedModel:
 # -- what can be given ---------------------------------------------------------------------------------------
 
 
-def test_a_text_becomes_its_tokens(words: am.HookedModel) -> None:
-    batch = words.encode(TEXT)
-    assert batch.ids.tolist() == [[3, 4, 5, 3, 6, 7, 8]]
-    assert batch.tokens == (("the", "keys", "to", "the", "cabinet", "are", "here"),)
-    assert bool(batch.mask.all())
-    assert not batch.padded
-    assert batch.lengths.tolist() == [7]
-    assert batch.bos is None
-
-
 def test_ids_in_every_form_are_the_same(words: am.HookedModel) -> None:
     ids = torch.tensor([3, 4, 5, 3, 6, 7, 8])
     logits = words.run(TEXT).logits

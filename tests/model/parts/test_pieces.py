@@ -46,12 +46,6 @@ def test_labels_hold_the_bytes_of_the_text(name: str) -> None:
     assert parts > 20
 
 
-@pytest.mark.parametrize("name", KEEPING)
-def test_joined_labels_read_as_an_ordinary_text(name: str) -> None:
-    text = " The  keys, to\nthe 7 cabinets\t(are) here."
-    assert "".join(labels_of(WHOLE[name](), text)) == text
-
-
 def test_whole_characters_are_shown_whole() -> None:
     assert labels_of(byte_level(400), "hello 你好 Noël 👩‍👧") == ("hello", " 你好", " Noël", " 👩‍👧")
 

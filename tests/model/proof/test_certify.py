@@ -185,14 +185,6 @@ def test_the_certificate_shows_itself() -> None:
     assert (lens.set_index("point").verdict[["resid_pre", "q", "k", "v", "pattern", "z"]] == "agrees").all()
 
 
-@pytest.mark.parametrize(("heads", "layers"), [(1, 1), (7, 2), (16, 9)])
-def test_odd_numbers_of_heads_and_deep_models(heads: int, layers: int) -> None:
-    certificate = am.load(models.randomised(models.bloom(heads=heads, d_head=2, layers=layers))).certificate
-    assert certificate.ok
-    assert certificate.edited[-1] == layers - 1
-    assert len(certificate.edited) == min(layers, 6)
-
-
 def test_configs_that_change_the_formula_are_certified_or_refused() -> None:
     options: list[dict[str, Any]] = [
         {"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}, {"reorder_and_upcast_attn": True},
@@ -213,16 +205,6 @@ def test_configs_that_change_the_formula_are_certified_or_refused() -> None:
             theirs = models.randomised(transformers.GPT2LMHeadModel(config))(ids).logits
         torch.testing.assert_close(hooked.run(ids).logits, theirs, rtol=1e-4, atol=1e-4)
         am.decompose_scores(hooked, ids)
-
-
-def test_scaled_rotary_tables_have_no_closed_form_and_are_used_as_they_are() -> None:
-    config = models.llama().config
-    config.rope_parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
-    hooked = am.load(models.randomised(transformers.LlamaForCausalLM(config)))
-    assert hooked.certificate.ok
-    tables = next(check for check in hooked.certificate.checks if check.name == "rotary tables")
-    assert (tables.passed, tables.detail) == (None, "rope_type 'linear' has no closed form here")
-    am.decompose_scores(hooked, torch.arange(3, 9)[None])
 
 
 # -- faults in transformers' modules -------------------------------------------------------------------------
@@ -427,8 +409,6 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
         {"heads"}, {"attn_raw"}),
     "lost b_Q, Llama": (
         replaced("llama_bias", "self_attn.q_proj", LINEAR, forward=without_bias), {"projections", "ledger"}, {"q"}),
-    "lost b_V, BERT": (
-        replaced("bert", "attention.self.value", LINEAR, forward=without_bias), {"projections"}, {"v"}),
     "doubled ALiBi": (
         replaced("bloom", "", modeling_bloom.BloomModel, layer=None, build_alibi_tensor=doubled_alibi),
         {"alibi"}, {"scores"}),
@@ -468,7 +448,6 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
     "a hook on lm_head": (hook_on("llama", "lm_head", lambda x: 1.5 * x), {"logits"}, {"logits"}),
     "a hook on lm_head after position 80": (
         hook_on("bloom", "lm_head", lambda x: from_place(x, 80, 1.01)), {"logits"}, {"logits"}),
-    "a hook on the final norm": (hook_on("llama", "model.norm", lambda x: 1.01 * x), {"logits"}, {"logits"}),
     "a hook on one answer's logit": (
         hook_on("gpt2", "lm_head", lambda x: x + 0.01 * (torch.arange(53) == 7)), {"logits"}, {"logits"}),
     "keys repeated in another order": (
