@@ -15,8 +15,7 @@ from ..draw.senses import MIXED, Canvas, picture_section, picture_uri
 from ..draw.text import quoted
 from ..errors import InputError
 
-MAX_PICTURES: Final = 12
-"""At most this many pictures, or tiles of pictures, are drawn."""
+MAX_PICTURES: Final = 12  # at most this many pictures, or tiles of pictures, are drawn
 
 
 def attention_on_pictures(

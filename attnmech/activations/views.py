@@ -18,8 +18,7 @@ from ..errors import InputError, MissingPointError
 from ..points import PointKey, PointName, full_name, parse, point_of, split_stack
 from .pictures import picture_view
 
-WEIGHTS: Final = ("value",)
-"""The values of `weighted`."""
+WEIGHTS: Final = ("value",)  # the values of `weighted`
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ _WRITERS = '`am.residual_updates(model, text, answers=" Anna", against=" Tom").l
 _PATCH = '`am.patch(model, clean, corrupted, answers=" Anna", against=" Tom")`'
 _BRIDGE = "not here; TransformerLens's own bridge of this model is `model.bridge`"
 
-OF_MODEL: Final[Mapping[str, str]] = {
+OF_MODEL: Final[Mapping[str, str]] = {  # what to write instead of a method or an attribute of TransformerLens's models
     "run_with_cache": _CAPTURE,
     "add_caching_hooks": _CAPTURE,
     "get_caching_hooks": _CAPTURE,
@@ -76,9 +76,8 @@ OF_MODEL: Final[Mapping[str, str]] = {
     "mps": _MOVE,
     "eval": "not needed: a loaded model never trains",
 }
-"""What to write instead of a method or an attribute of TransformerLens's models."""
 
-OF_CACHE: Final[Mapping[str, str]] = {
+OF_CACHE: Final[Mapping[str, str]] = {  # what to write instead of a method of TransformerLens's ActivationCache
     "accumulated_resid": '`am.residual_drift(model, text)`, or the point "resid_post" of every layer',
     "decompose_resid": _WRITERS,
     "get_full_resid_decomposition": _WRITERS,
@@ -92,9 +91,8 @@ OF_CACHE: Final[Mapping[str, str]] = {
     "items": "`acts.values.items()`",
     "keys": "`acts.values.keys()`",
 }
-"""What to write instead of a method of TransformerLens's ActivationCache."""
 
-OF_PACKAGE: Final[Mapping[str, str]] = {
+OF_PACKAGE: Final[Mapping[str, str]] = {  # what to write instead of a name of TransformerLens's package
     "HookedTransformer": _LOAD,
     "TransformerBridge": f"{_LOAD}, or `am.load(bridge)` of one that you have; the bridge itself is `model.bridge`",
     "HookedEncoder": _LOAD,
@@ -104,7 +102,6 @@ OF_PACKAGE: Final[Mapping[str, str]] = {
     "FactoredMatrix": "`am.composition(model)`, of any two heads",
     "utils": "not here; `attnmech.demo.text` has texts of the demo model's language",
 }
-"""What to write instead of a name of TransformerLens's package."""
 
 
 _ABLATE = "`am.ablate_heads(model, texts)`, or `am.Intervention.zero([(2, 6), (2, 7)])` in `model.intervene`"

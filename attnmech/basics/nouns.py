@@ -34,12 +34,9 @@ class Nouns:
     text: str
     token: str
     tokens: str
-    place: str = "position"
-    """The word for any position ("position" in an image, whose class token is not a patch)."""
-    keys: "Nouns | None" = None
-    """The words for the keys, if keys and queries come from different kinds of input."""
-    rows: str = ""
-    """The words for the queries, if they are some of the keys."""
+    place: str = "position"  # the word for any position ("position" in an image, whose class token is not a patch)
+    keys: "Nouns | None" = None  # the words for the keys, if keys and queries come from different kinds of input
+    rows: str = ""  # the words for the queries, if they are some of the keys
 
     @property
     def first(self) -> str:
@@ -98,9 +95,7 @@ class Nouns:
 TEXT: Final = Nouns("text", "token", "tokens", "token")
 IMAGE: Final = Nouns("image", "patch", "patches")
 SOUND: Final = Nouns("recording", "frame", "frames")
-INPUT: Final = Nouns("input", "position", "positions")
-"""For a module of the user's own."""
+INPUT: Final = Nouns("input", "position", "positions")  # for a module of the user's own
 AFTER_SENSES: Final = replace(TEXT, keys=TEXT, rows="the tokens after the last picture or sound")
 """For the rows of a text after its last picture or sound, which attend to the whole text."""
-HEARD: Final = Nouns("text", "token", "tokens", "token", keys=SOUND)
-"""For cross-attention from a text to a recording."""
+HEARD: Final = Nouns("text", "token", "tokens", "token", keys=SOUND)  # for cross-attention from a text to a recording

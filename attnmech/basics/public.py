@@ -51,11 +51,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class Arguments(NamedTuple):
     """The arguments that a function takes."""
 
-    function: str
-    """The name that a caller writes; for a constructor, the name of the class."""
+    function: str  # the name that a caller writes; for a constructor, the name of the class
     signature: inspect.Signature
-    names: Mapping[str, None] | None
-    """The names of all arguments, in order; None if the function takes any."""
+    names: Mapping[str, None] | None  # the names of all arguments, in order; None if the function takes any
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Arguments":

@@ -13,8 +13,7 @@ from ..basics.arguments import shown
 from ..basics.messages import first_line
 from ..errors import EngineError, InputError
 
-ANSWER_WITHIN: Final = 5.0
-"""Seconds to wait for a cluster to accept a connection; Ray itself would try for minutes, and then end the process."""
+ANSWER_WITHIN: Final = 5.0  # seconds for a cluster to answer; Ray itself would try for minutes, then end the process
 
 _NOISE: Final = r"A worker died or was killed|Task Worker\.\w+ failed"
 """Matches what Ray prints when a worker ends; the engine itself reports what becomes of the worker's documents."""

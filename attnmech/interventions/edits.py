@@ -33,8 +33,7 @@ from ..results.mean_qk import MeanQK
 from .selection import CheckedKeys, Span, checked_keys, checked_span, keys_shown, span_shown
 from .values import BatchPart, Block, Place, Values, checked_values
 
-EDITS: Final[dict[str, type["Edit"]]] = {}
-"""All edits, by class name; files store these names."""
+EDITS: Final[dict[str, type["Edit"]]] = {}  # all edits, by class name; files store these names
 
 TERMS: Final = (
     "query_key", "key_bias", "query_bias", "constant", "position", "content_to_position", "position_to_content",
@@ -384,7 +383,7 @@ def _checked_centre(centre: Any) -> MeanQK | None:
     return centre
 
 
-_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {  # the function that checks each field, by the field's name
     "values": checked_values,
     "keys": checked_keys,
     "factor": lambda factor: finite_number("factor", factor),
@@ -396,4 +395,3 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "first": lambda first: whole_number("first", first, least=0),
     "last": lambda last: whole_number("last", last, least=1),
 }
-"""The function that checks each field, by the field's name."""

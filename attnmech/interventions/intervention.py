@@ -68,8 +68,7 @@ class _Named(type):
             raise AttributeError(missing_name("Intervention", name, {}), name=name, obj=cls)
 
 
-HEAD_POINTS: Final = ("z", "pattern", "scores", "v", "q", "k")
-"""The points that have a head axis; at other points, an intervention changes whole layers."""
+HEAD_POINTS: Final = ("z", "pattern", "scores", "v", "q", "k")  # with a head axis; at others, whole layers change
 
 
 @public

@@ -10,11 +10,9 @@ from ..basics.arguments import dense, integer, pairs_of, shown
 from ..errors import InputError
 from .values import Values
 
-Head: TypeAlias = tuple[int, int]
-"""(layer, head)."""
+Head: TypeAlias = tuple[int, int]  # (layer, head)
 
-Heads: TypeAlias = str | Sequence[Head]
-"""A list of (layer, head), or "all"."""
+Heads: TypeAlias = str | Sequence[Head]  # a list of (layer, head), or "all"
 
 Positions: TypeAlias = str | Sequence[int]
 """Rows: "last", or a list of positions, as in `Batch.at`: 0 is the first token of each text, -1 its last."""
@@ -23,11 +21,9 @@ Keys: TypeAlias = str | Sequence[int] | Tensor
 """Keys: "first" (the first token of each text), "special" (the tokenizer's special tokens), positions (as in
 `Batch.at`), or a mask `[batch key]` over the columns of a batch, padding included."""
 
-CheckedKeys: TypeAlias = tuple[int, ...] | Literal["first", "special"] | Values
-"""Checked `Keys`; a mask is held in `Values`."""
+CheckedKeys: TypeAlias = tuple[int, ...] | Literal["first", "special"] | Values  # checked `Keys`; masks are in `Values`
 
-Span: TypeAlias = tuple[int, int]
-"""(start, end): positions from `start` to `end` − 1."""
+Span: TypeAlias = tuple[int, int]  # (start, end): positions from `start` to `end` − 1
 
 
 def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:

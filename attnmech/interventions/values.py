@@ -22,18 +22,15 @@ class Place:
 
     stack: str
     layers: tuple[int, ...]
-    sizes: Mapping[str, int]
-    """The sizes of the point's axes, by name."""
-    no_special_keys: str
-    """Why no key can be a special token; empty if some can."""
+    sizes: Mapping[str, int]  # the sizes of the point's axes, by name
+    no_special_keys: str  # why no key can be a special token; empty if some can
 
 
 @dataclass(frozen=True)
 class BatchPart:
     """The texts of a running batch that an intervention changes."""
 
-    texts: slice = field(default_factory=lambda: slice(None))
-    """The indices of these texts in the running batch."""
+    texts: slice = field(default_factory=lambda: slice(None))  # the indices of these texts in the running batch
     source: slice | Tensor = field(default_factory=lambda: slice(None))
     """The indices of these texts among those for which the intervention's tensors were made."""
 
@@ -57,8 +54,7 @@ class Block:
     queries: Batch
     keys: Batch
     rows: slice
-    key_count: int
-    """The number of keys passed to the block."""
+    key_count: int  # the number of keys passed to the block
 
 
 @public

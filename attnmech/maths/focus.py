@@ -27,8 +27,7 @@ class DefinedRows:
     first: Int[Tensor, " batch"]  # the first position of each text
     count: Int[Tensor, "batch row"]  # the number of keys that a row can see
     valid: Bool[Tensor, "statistic batch row"]  # True on the rows that define a statistic; False at padding
-    global_count: Int[Tensor, "batch row"] | None = None
-    """The number of global tokens that a row can see; None in a model without them."""
+    global_count: Int[Tensor, "batch row"] | None = None  # global tokens that a row sees, in a model with them
     start: int = 0  # the position of the first of these rows
 
     @property
@@ -86,12 +85,10 @@ class SeenRows:
     others: Bool[Tensor, "batch row"]  # whether the row has a choice, and sees keys other than these three
     beyond: Bool[Tensor, "batch row"]  # whether the row has a choice, and sees keys before the last k
     apart: Bool[Tensor, "batch row"]  # whether the row has a choice, and keys have a distance to it
-    global_count: Int[Tensor, "batch row"] | None = None
-    """The number of global tokens that the row sees; None, as the next two, in a model without them."""
+    global_count: Int[Tensor, "batch row"] | None = None  # global tokens that a row sees, in a model with them
     local: Bool[Tensor, "batch row"] | None = None
     """Whether the row is that of a local token, and sees a global token and other keys."""
-    among_global: Bool[Tensor, "batch row"] | None = None
-    """Whether the row is that of a global token, and sees other keys."""
+    among_global: Bool[Tensor, "batch row"] | None = None  # whether the row is a global token's, and sees other keys
 
     @classmethod
     def of(
@@ -168,8 +165,7 @@ class RowMeasures:
 
     key: Int[Tensor, "*layers batch head row"]  # the position of the highest key
     first: Float[Tensor, "*layers batch head row"]  # the probability of the highest key
-    second: Float[Tensor, "*layers batch head row"]
-    """The second highest probability; equal to `first` if the highest is tied."""
+    second: Float[Tensor, "*layers batch head row"]  # the second highest probability; `first` if the highest is tied
     entropy: Float[Tensor, "*layers batch head row"]
     distance: Float[Tensor, "*layers batch head row"]
     masses: Float[Tensor, "mass *layers batch head row"]
@@ -415,11 +411,9 @@ class GlobalFocusStatistics(FocusStatistics):
     )
 
 
-STATISTICS: Final = Statistics(FocusStatistics, RowStatistic)
-"""The statistics of every row, in the order of the axis `statistic`."""
+STATISTICS: Final = Statistics(FocusStatistics, RowStatistic)  # of every row, in the order of the axis `statistic`
 
-WITH_GLOBAL: Final = Statistics(GlobalFocusStatistics, RowStatistic)
-"""The same in a model with global tokens; those on them come last."""
+WITH_GLOBAL: Final = Statistics(GlobalFocusStatistics, RowStatistic)  # with those of global tokens at the end
 
 
 def collapse_classes(

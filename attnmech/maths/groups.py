@@ -19,8 +19,7 @@ GROUPS: Final = 256  # the largest number of groups
 
 _NO_MODULUS: Final = 2**62  # the modulus as long as every distinct text is a separate group
 
-FIRST: Final = "first_text"
-"""The entry of a state with the number of each text; a group has the smallest number of its texts."""
+FIRST: Final = "first_text"  # the entry of a state with each text's number; a group has the smallest of its texts
 
 State = dict[str, Tensor]
 

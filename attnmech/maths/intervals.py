@@ -27,8 +27,7 @@ LEVEL: Final = 0.95
 LEAST_TEXTS: Final = 5  # the fewest texts that give an interval
 REPLICATES: Final = 2000  # the number of bootstrap replicates for a simultaneous interval
 
-HEAVY_SHARE: Final = 16
-"""One quantity in this many belongs to the heavy group, whose variances rest on the fewest texts."""
+HEAVY_SHARE: Final = 16  # one quantity in this many is in the heavy group, whose variances rest on the fewest texts
 
 _NUMBERS_AT_ONCE: Final = 2**22  # the approximate number of text weights in memory at once
 _QUANTITIES_AT_ONCE: Final = 1024  # the number of quantities with replicates in memory at once

@@ -70,16 +70,14 @@ class ScoreParts:
     position: Float[Tensor, "#batch #head #query key"] | None
     visible: Bool[Tensor, "batch 1 query key"]
     softcap: float | None = None
-    sink: Float[Tensor, " head"] | None = None
-    """An extra logit in the softmax denominator of each row; None if the model has none."""
+    sink: Float[Tensor, " head"] | None = None  # an extra logit in the softmax denominator of each row, if there is one
     wavelengths: Float[Tensor, " d_head"] | None = None
     """The number of tokens in which each dimension turns once, infinite if it does not turn; None without rotation."""
     centred: bool = False
     """Whether queries and keys are split at reference means. If so, the bias parts are the rotated means, `position`
     includes their product, and there is no `constant`.
     """
-    relative: Relative | None = None
-    """Tables of relative positions that multiply queries and keys; None if the model has none."""
+    relative: Relative | None = None  # tables of relative positions that multiply queries and keys, if there are any
 
     def centred_at(
         self, query_mean: Float[Tensor, "*places d_head"], key_mean: Float[Tensor, "*places d_head"]

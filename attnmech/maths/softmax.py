@@ -43,12 +43,9 @@ class Attention:
     """The attention of a block of rows. Statistics that several observers need are computed once."""
 
     scores: Float[Tensor, "batch head row key"]
-    pattern: Float[Tensor, "batch head row key"]
-    """The probabilities, in float32 at least."""
-    edited: bool = False
-    """Whether an edit has set the probabilities, so that they are no longer the softmax of the scores."""
-    at_sink: Float[Tensor, "batch head row"] | None = None
-    """The share of a row that a sink takes; None without a sink."""
+    pattern: Float[Tensor, "batch head row key"]  # the probabilities, in float32 at least
+    edited: bool = False  # whether an edit set the probabilities, which are then not the softmax of the scores
+    at_sink: Float[Tensor, "batch head row"] | None = None  # the share of a row that a sink takes; None without a sink
 
     @cached_property
     def top(self) -> "Top":

@@ -46,8 +46,7 @@ class LayerRows:
     """
     real: Bool[Tensor, "batch row"]  # the rows that are tokens
     begins: Int[Tensor, " batch"]  # the first key of each text
-    by_token: Float[Tensor, "*layers batch row"]
-    """The factor by which the norm that follows attention multiplies a row's update."""
+    by_token: Float[Tensor, "*layers batch row"]  # the factor of a row's update in the norm that follows attention
     aligned: bool  # whether queries and keys are the same tokens
     by_global: Bool[Tensor, "batch row"] | None = None  # the rows of global tokens, which may read separate values
 
@@ -78,8 +77,7 @@ class Target:
 
     magnitude: Float[Tensor, "*layers batch head row"]
     orientation: Float[Tensor, "*layers batch head row"]
-    compared: Bool[Tensor, "*layers batch head row"]
-    """Whether the most attended key exists and is a token with a nonzero stream."""
+    compared: Bool[Tensor, "*layers batch head row"]  # whether the most attended key is a token with a nonzero stream
     directed: Bool[Tensor, "*layers batch head row"]  # whether the key's value is nonzero as well
 
     def but(self, rows: Bool[Tensor, "batch 1 row"], other: "Target") -> "Target":
@@ -199,5 +197,4 @@ class UpdateStatistics:
     )
 
 
-STATISTICS: Final = Statistics(UpdateStatistics, RowStatistic)
-"""The statistics of every head, row by row, in the order of the axis `statistic`."""
+STATISTICS: Final = Statistics(UpdateStatistics, RowStatistic)  # of every head and row, in the order of `statistic`

@@ -110,8 +110,7 @@ class StreamPair:
     norm: Float[Tensor, "*layers batch position"]  # ‖u‖
     stream: Float[Tensor, "*layers batch position"]  # ‖x‖
     product: Float[Tensor, "*layers batch position"]  # u · x
-    rest: Float[Tensor, "*layers batch position"]
-    """‖u − b c‖ for a constant c and one factor b per token; ‖u‖ without a constant."""
+    rest: Float[Tensor, "*layers batch position"]  # ‖u − b c‖ for a constant c, a factor b per token; ‖u‖ without one
 
 
 def compared(

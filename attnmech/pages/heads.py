@@ -30,11 +30,9 @@ from .start import TellingRow, TellingRows
 
 T = TypeVar("T")
 
-FURTHEST: Final = 3
-"""The number of statistics on a card."""
+FURTHEST: Final = 3  # the number of statistics on a card
 
-ALIKE: Final = 3
-"""The number of similar heads on a card."""
+ALIKE: Final = 3  # the number of similar heads on a card
 
 LOOKS, WHY, WRITES, MATTERS, _TYPES = "where it attends", "why there", "what it writes", "does it matter?", "types"
 
@@ -44,25 +42,21 @@ class Headline:
     """A finding about one head."""
 
     sentence: str
-    place: tuple[int, int]
-    """The layer and head."""
+    place: tuple[int, int]  # the layer and head
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadFacts(ABC):
     """The results from which a page describes its heads."""
 
-    layers: Sequence[int]
-    """The layers shown."""
-    count: int
-    """The number of heads in each layer."""
+    layers: Sequence[int]  # the layers shown
+    count: int  # the number of heads in each layer
     focus: AttentionFocus
     updates: ResidualUpdates | None
     types: HeadTypes | None
     effects: HeadEffects | None
     null: NullAttention | None
-    effects_on: str = ""
-    """The texts on which heads were ablated, in words."""
+    effects_on: str = ""  # the texts on which heads were ablated, in words
     nouns: Nouns
 
     @classmethod
@@ -327,7 +321,7 @@ class HeadFacts(ABC):
         return Headline(f"{self._where(kind)}L{layer}H{head} gives {self._share(layer, head, kind)}.", (layer, head))
 
 
-_TARGETS: Final = {
+_TARGETS: Final = {  # the targets of each type, in words; "3 back" is the token 3 back
     "previous": "the previous token",
     "next": "the next token",
     "self": "the token itself",
@@ -339,7 +333,6 @@ _TARGETS: Final = {
     "duplicate": "earlier copies of the token",
     "induction": "the token after an earlier copy",
 }
-"""The targets of each type, in words; "3 back" is the token 3 back."""
 
 
 def furthest(numbers: Sequence[HeadNumber]) -> list[list[str]]:

@@ -42,13 +42,10 @@ _CLEAREST: Final = f"[head for head, kind in am.head_types(model).main_types.ite
 class Measured:
     """A result on the page with its own sentence and section."""
 
-    question: str
-    """The question that it answers, in a few words."""
+    question: str  # the question that it answers, in a few words
     result: HeadEffects | NullAttention
-    call: str
-    """The Python call that reproduces the result."""
-    on: str
-    """The texts, in words: "this text", or "this text and 40 built-in texts"."""
+    call: str  # the Python call that reproduces the result
+    on: str  # the texts, in words: "this text", or "this text and 40 built-in texts"
 
 
 def section_of(result: HeadEffects | NullAttention, call: str, layers: Sequence[int], on: str) -> Section:

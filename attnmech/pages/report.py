@@ -38,12 +38,9 @@ from . import limits
 from .measures import last_pass, on_text, sources_of, streamed, sweeps, types_of
 from .result import Report
 
-_WINDOW: Final = 0.025
-"""The duration of the sound in one column, in seconds."""
-_COLUMNS: Final = 1200
-"""The maximum number of columns of a spectrogram."""
-_FLOOR: Final = 80.0
-"""The lowest level drawn, in dB below the loudest cell."""
+_WINDOW: Final = 0.025  # the duration of the sound in one column, in seconds
+_COLUMNS: Final = 1200  # the maximum number of columns of a spectrogram
+_FLOOR: Final = 80.0  # the lowest level drawn, in dB below the loudest cell
 
 
 def sense_section(
@@ -122,16 +119,12 @@ class ReportText:
     """One text of a report, cut to what a page shows, with what the calls that reproduce its numbers need."""
 
     batch: Batch
-    notes: Sequence[str]
-    """What the page leaves out of the text, or adds to it."""
-    inputs: Inputs | None
-    """The input as the user passed it; None if it is one of several that are not strings."""
+    notes: Sequence[str]  # what the page leaves out of the text, or adds to it
+    inputs: Inputs | None  # the input as the user passed it; None if it is one of several that are not strings
     bos: bool | None
     target: str | None
-    continued: int
-    """The largest number of tokens that the model wrote; 0 if it wrote none."""
-    part: tuple[int, int] | None
-    """The start and the length of the part of a cut text."""
+    continued: int  # the largest number of tokens that the model wrote; 0 if it wrote none
+    part: tuple[int, int] | None  # the start and the length of the part of a cut text
 
     @property
     def text(self) -> str:

@@ -33,12 +33,11 @@ from .heads import TextHeads
 from .measures import Measured, section_of
 from .tokens import TokenPaths
 
-STACK_WORDS: Final = {
+STACK_WORDS: Final = {  # the stacks of an encoder-decoder, in words for the reader who chooses one
     "encoder": "encoder: source to source",
     "decoder": "decoder: target to target",
     "cross": "cross: target to source",
 }
-"""The stacks of an encoder-decoder, in words for the reader who chooses one."""
 
 UNTRUSTED: Final = "Trust the notebook, or run its cell, to see the page."
 """What a notebook that is not trusted shows in place of the page."""
@@ -50,16 +49,14 @@ AWAITED: Final = (
 NOT_MEASURED: Final = "The types of heads and the effects of ablations are not measured yet."
 """The same on a page in a notebook, which measures them only if asked."""
 
-MOST_OF_TEXT: Final = 40
-"""The reader chooses a text by this many of its characters."""
+MOST_OF_TEXT: Final = 40  # the reader chooses a text by this many of its characters
 
-STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
+STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {  # the page's mark for a check
     "holds": "ok",
     "differs": "warn",
     "FAILS": "fail",
     "not checked": None,
 }
-"""The page's mark for a check."""
 
 
 R = TypeVar("R", bound=HeadEffects | NullAttention)

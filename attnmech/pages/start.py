@@ -13,11 +13,9 @@ from ..draw.numbers import ScoreNumbers
 from ..draw.text import isolated, percent, visible_token
 from ..methods.head_types.formulas import targets
 
-HALF: Final = 0.5
-"""A row is told of a head if one key receives at least this share of its attention."""
+HALF: Final = 0.5  # a row is told of a head if one key receives at least this share of its attention
 
-LEAST: Final = 0.05
-"""A page begins with a row if one key receives at least this share of its attention."""
+LEAST: Final = 0.05  # a page begins with a row if one key receives at least this share of its attention
 
 ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
@@ -29,8 +27,7 @@ class TellingRow:
     query: int
     key: int
     share: float
-    sentence: str
-    """From which token to which, with the share, as the end of a sentence."""
+    sentence: str  # from which token to which, with the share, as the end of a sentence
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,9 @@ from ..methods.segments.segmentation import Segmented
 from ..model.run.hooked import HookedModel
 from ..runs.reducer import Reducer
 
-MAX_SCAN: Final = 30_000_000_000
-"""A page's scans of the vocabulary take at most this many multiplications, 2 to 3 seconds on one core."""
+MAX_SCAN: Final = 30_000_000_000  # scans of the vocabulary take at most this many multiplications, 2 to 3 s on one core
 
-NEAREST: Final = 100
-"""The number of nearest rows that churn compares, if the vocabulary has that many."""
+NEAREST: Final = 100  # the number of nearest rows that churn compares, if the vocabulary has that many
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from ..maths.outliers import robust_scores, spread_of
 
 MOST_LISTED: Final = 8  # the largest number of numbers on a card; the table has all
 
-ROUNDING: Final = 1e-5
-"""Numbers that are this small in every head, or alike to this share, are rounding and say nothing about a head."""
+ROUNDING: Final = 1e-5  # numbers so small in every head, or alike to this share, are rounding and say nothing of a head
 
 OF_A_NUMBER: Final = ("low", "high", "agreeing", "clear", "clear_size", "one_text")
 """The columns about a number, after its name and "_"; a table with one such number may leave out its name."""

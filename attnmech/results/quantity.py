@@ -15,8 +15,7 @@ from ..maths.intervals import LEVEL, TextMeans, checked_level
 from ..maths.statistic import Statistic
 from .by_layer import by_layer
 
-CLARITY: Final = ("agreeing", "clear", "clear_size", "one_text")
-"""What the texts say about the sign and the size of a mean."""
+CLARITY: Final = ("agreeing", "clear", "clear_size", "one_text")  # what the texts say about a mean's sign and size
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,8 +130,7 @@ def _columns(frame: pd.DataFrame, coordinates: dict[str, list[int]]) -> dict[str
     return columns
 
 
-FILE_VERSION: Final = 1
-"""The version of the files of results (docs/schema/result.json); it increases when older files become unreadable."""
+FILE_VERSION: Final = 1  # of result files (docs/schema/result.json); it increases when older files become unreadable
 
 
 class Result(SavesFigures, ABC):

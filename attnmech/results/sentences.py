@@ -12,7 +12,7 @@ from ..maths.intervals import LEAST_TEXTS, TextMeans
 PALE: Final = "; pale where its effect is not clear among all shown"
 """The end of a sentence that explains how a map shows effects that are not clear."""
 
-_METRICS: Final = {
+_METRICS: Final = {  # the words for each metric and for its unit
     "loss": ("loss", "nats of loss"),
     "kl": ("KL divergence from the clean output", "nats of KL"),
     "logit_difference": ("logit difference", "logit difference"),
@@ -20,7 +20,6 @@ _METRICS: Final = {
     "cross_entropy": ("cross-entropy", "nats of cross-entropy"),
     "mse": ("squared error", "squared error"),
 }
-"""The words for each metric and for its unit."""
 
 
 def in_words(metric: str) -> str:

@@ -33,8 +33,7 @@ class Changes(TextResult):
     """How a metric changes under each of several changes to the model; the main statistic is a change."""
 
     metric: str
-    before: Float[Tensor, " text"]
-    """The metric on each text, with nothing changed."""
+    before: Float[Tensor, " text"]  # the metric on each text, with nothing changed
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
 

@@ -27,14 +27,11 @@ from .outputs import Judging, Keyless, Output, PatternShifts
 
 Change: TypeAlias = tuple[Intervention, ...]  # the interventions applied together in one measurement
 
-STEP_BYTES: Final = 6 * 2**20
-"""On the CPU, the widest activation of a step takes about this many bytes, so that it stays in the cache."""
+STEP_BYTES: Final = 6 * 2**20  # on the CPU, about the bytes of a step's widest activation, so that caches hold it
 
-LEAST_TOKENS: Final = 512
-"""A step has at least this many tokens: with fewer, reading the weights takes longer than multiplying."""
+LEAST_TOKENS: Final = 512  # in a step: with fewer, reading the weights takes longer than multiplying
 
-TEXT_TOKENS: Final = 512
-"""Texts are measured together up to about this many tokens, so that several changes fit into a step."""
+TEXT_TOKENS: Final = 512  # texts are measured together up to about this many tokens, so that steps hold several changes
 
 
 def step_tokens(widest: int, device: torch.device) -> int:

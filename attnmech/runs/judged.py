@@ -23,8 +23,7 @@ class JudgedTexts:
     parts: Sequence[CorpusBatch]
     judge: Metric
     text_of: Int[Tensor, " input"]  # for each input, the number of its text
-    masked: Int[Tensor, " input"] | None = None
-    """The number of tokens masked in each copy; None if the inputs are the texts."""
+    masked: Int[Tensor, " input"] | None = None  # the number of tokens masked in each copy; None if inputs are texts
 
     @classmethod
     def of(cls, parts: Sequence[CorpusBatch], judge: Metric, tokens: int) -> "JudgedTexts":

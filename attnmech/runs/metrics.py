@@ -23,16 +23,15 @@ from .answers import Answers, answer_ids, answer_tokens
 MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]
 """A name of `METRICS`, or `(logits [batch position vocab], batch) -> [batch]`."""
 
-METRICS: Final = {
+METRICS: Final = {  # the metrics that have a name, with their definitions
     "loss": "mean cross-entropy of the next token (in a masked language model, of masked tokens), in nats",
     "kl": "mean KL divergence from the clean output, in nats",
     "logit_difference": "logit of the answer minus that of the token it is compared with, at the last token",
     "log_probability": "ln p of the answer with which the text ends, summed over the answer's tokens, in nats",
     "accuracy": "whether the answer's logit is above that of the token it is compared with (or all), at the last token",
 }
-"""The metrics that have a name, with their definitions."""
 
-HIGHER_IS_BETTER: Final = {
+HIGHER_IS_BETTER: Final = {  # whether a higher value of each metric means that the model does better
     "loss": False,
     "kl": False,
     "logit_difference": True,
@@ -41,7 +40,6 @@ HIGHER_IS_BETTER: Final = {
     "cross_entropy": False,
     "mse": False,
 }
-"""Whether a higher value of each metric means that the model does better."""
 
 OUTPUT_METRICS: Final = {
     "accuracy": "share of places where the largest output is that of the class in `answers`",
@@ -50,8 +48,7 @@ OUTPUT_METRICS: Final = {
 }
 """The metrics of models whose output is not over a vocabulary: classifiers and a user's own modules."""
 
-SAME_METRIC: Final = 1e-5
-"""The relative difference below which two runs' metrics count as equal, because rounding can produce it."""
+SAME_METRIC: Final = 1e-5  # relative differences below this can be rounding: the two runs' metrics count as equal
 
 IGNORED: Final = -100  # the class in `answers` that marks ignored positions, as in transformers
 
@@ -61,21 +58,16 @@ class Metric:
     """A metric, with the answers to each text and the rows of the output that it needs."""
 
     name: str
-    compute: Callable[[Tensor, Batch], Tensor] | None = None
-    """A function of the full output: a user's own, or one of `OUTPUT_METRICS`."""
+    compute: Callable[[Tensor, Batch], Tensor] | None = None  # of the output: a user's own, or one of `OUTPUT_METRICS`
     answers: Shaped[Tensor, "*output"] | None = None
     against: Int[Tensor, " text"] | None = None
     has_name: bool = True  # whether the metric was given as a name, not as a function
     endings: Int[Tensor, "text longest"] | None = None
     """The ids of the answers for "log_probability", each at the end of its row, preceded by -1."""
-    mask_id: int | None = None
-    """The mask token's id, in a masked language model; the loss is then computed on masked copies (`JudgedTexts`)."""
-    hidden: Int[Tensor, "copy longest"] | None = None
-    """The original id of each masked token of these copies; -1 at all other tokens."""
-    of_output: bool = False
-    """Whether the output is that of a classifier or of a user's own module, and not over a vocabulary."""
-    tried: bool = True
-    """Whether a function is tried on these texts (`require_own_texts`): only on those with the first text."""
+    mask_id: int | None = None  # of the mask token, in a masked language model: the loss is on copies (`JudgedTexts`)
+    hidden: Int[Tensor, "copy longest"] | None = None  # the masked tokens' original ids in these copies; -1 at others
+    of_output: bool = False  # whether the output is a classifier's or a user's own module's, and not over a vocabulary
+    tried: bool = True  # whether a function is tried on these texts (`require_own_texts`): on those with the first text
 
     @classmethod
     def of(

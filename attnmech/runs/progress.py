@@ -29,8 +29,7 @@ def watched(by: Watcher) -> Iterator[None]:
         _watcher.reset(before)
 
 
-LOGGED_EVERY: Final = 5.0
-"""Where stderr is not a terminal, a line says how far the run is at most once in this many seconds."""
+LOGGED_EVERY: Final = 5.0  # where stderr is not a terminal, a line of progress comes at most once in this many seconds
 
 
 class _Moving:

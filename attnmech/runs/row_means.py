@@ -29,8 +29,7 @@ from .states import on_cpu, summed_to_longer
 from .summed import Summed
 from .token_types import ROW_CLASSES
 
-SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
-"""The entries of a state with texts, or groups of texts, as their last axis."""
+SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")  # entries with texts, or groups of texts, as last axis
 
 _UNMATCHED: Final = "the two results put these texts into different groups, so a difference has no interval"
 

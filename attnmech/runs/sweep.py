@@ -36,8 +36,7 @@ from .metrics import Metric, MetricLike, require_finite
 from .progress import Steps, steps
 from .workers import Workers, warn_left_out, workers_of
 
-LATER: Final = ("recompute", "frozen")
-"""Whether everything after the change is recomputed, or fixed at its clean output."""
+LATER: Final = ("recompute", "frozen")  # whether what follows the change is recomputed, or fixed at its clean output
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,13 @@ class Swept:
     """The measurements of a sweep."""
 
     before: Float[Tensor, " text"]  # the metric of each text, with nothing changed
-    after: Float[Tensor, "change text"]
-    """The metric under each change; NaN if the sweep was interrupted before it was measured."""
+    after: Float[Tensor, "change text"]  # the metric under each change; NaN if an interruption came before it
     documents: int
     provenance: Provenance
     tokens: tuple[tuple[str, ...], ...]
     shift: Float[Tensor, "change layer head"] | None = None
     """The shift of each head's pattern: Jensen-Shannon divergence in nats, averaged over rows, then over texts."""
-    keyless: Float[Tensor, "change text"] | None = None
-    """The number of rows, over all heads, left without keys; NaN where not measured."""
+    keyless: Float[Tensor, "change text"] | None = None  # rows left without keys, of all heads; NaN where not measured
 
     @property
     def complete(self) -> bool:

@@ -13,7 +13,7 @@ from ..batch import Batch
 from ..maths.sums_by_text import by_class
 from ..model.parts.pieces import characters_of
 
-TOKEN_TYPES: Final = (
+TOKEN_TYPES: Final = (  # the types of key, in the order of the axis `type`
     "first token",
     "special",
     "sentence end",
@@ -24,7 +24,6 @@ TOKEN_TYPES: Final = (
     "other",
     "media",
 )
-"""The types of key, in the order of the axis `type`."""
 
 ENDS: Final = r"\p{Sentence_Terminal}\u2026\u037e\u0f0d\u0f0e"
 """The characters that end sentences, in a class of `regex`: Unicode's, …, the Greek question mark and Tibetan shads."""

@@ -36,8 +36,7 @@ class BlockStatistics:
     cancellation = Statistic(meaning="Mean of ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write one direction.")
 
 
-BLOCK_STATISTICS: Final = Statistics(BlockStatistics, Statistic)
-"""The statistics of a layer's whole attention and whole MLP, row by row."""
+BLOCK_STATISTICS: Final = Statistics(BlockStatistics, Statistic)  # of a layer's whole attention and MLP, row by row
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,7 @@ class Hooks:
     worker: Any
     layers: Mapping[int, Attention]
     watch: "Watch | None" = None
-    factors: dict[int, Tensor] = field(default_factory=dict)
-    """What each head of a layer is multiplied by, on this worker."""
+    factors: dict[int, Tensor] = field(default_factory=dict)  # of each head of a layer, on this worker
     scaled: Sequence[tuple[int, int, float]] = ()  # the factors of all workers: layer, head, factor
 
     def install(self) -> None:

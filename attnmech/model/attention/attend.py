@@ -276,8 +276,7 @@ class Site:
     in_force: InForce
     layer: int
     stack: str = ""
-    kv_heads: int = 0
-    """The number of key-value heads of the projections; 0 if nothing expands them before the attention."""
+    kv_heads: int = 0  # the key-value heads of the projections; 0 if nothing expands them before the attention
     gated: bool = False  # whether a gate makes z only after the attention
 
     def point(self, name: str) -> str:

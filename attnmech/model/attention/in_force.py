@@ -43,8 +43,7 @@ class Watch:
     """Maps (stack, layer) of each watched layer to its index among the watched layers."""
     rows: Sequence[RowObserver] = ()
     ends: Sequence[LayerObserver] = ()
-    points: frozenset[PointKey] = frozenset()
-    """The points that are passed to the observers, and freed when the layer ends."""
+    points: frozenset[PointKey] = frozenset()  # the points passed to the observers, and freed when the layer ends
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class Part:
     start: int
     stop: int  # the first block after those that run
     stream: Float[Tensor, "batch position d_model"] | None = None  # the input of block `start`; None if `start` is 0
-    keep: frozenset[int] = frozenset()
-    """The blocks whose input is kept, before hooks there; the number of blocks means the output of the last."""
+    keep: frozenset[int] = frozenset()  # the blocks whose input is kept, before hooks; their number is the last output
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
 
     def runs(self, block: int) -> bool:
@@ -130,12 +128,10 @@ class Pass:
     edits: Mapping[PointKey, Sequence[Hook]] = field(default_factory=dict)  # the hooks in force when the pass began
     applied: AppliedByPoint = field(default_factory=AppliedByPoint)  # the interventions in force when the pass began
     in_edit: bool = False  # whether a hook is running
-    balance: Balance | None = None
-    """The record that the running certificate compares when the pass ends; None in passes of the certificate itself."""
+    balance: Balance | None = None  # compared when the pass ends; None in passes of the certificate itself
     in_force: "InForce | None" = None  # identifies the model that runs
     outer: "Pass | None" = None  # the pass, of this or another model, during which this pass runs
-    past: int = 0
-    """The number of tokens of the batch whose keys and values come from a cache; the pass computes only later rows."""
+    past: int = 0  # the number of tokens whose keys and values come from a cache; the pass computes only later rows
     earlier: Earlier | None = None  # rows of earlier passes, in a generation with a cache
 
     def keeps(self, key: PointKey) -> bool:

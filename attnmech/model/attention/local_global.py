@@ -30,8 +30,7 @@ from ..parts.weights import Separate, as_stored
 from .attend import attend
 from .replaced_attention import StandIn
 
-GLOBAL_MASK = "global_attention_mask"
-"""transformers' name for the input that says which tokens are global: 1 there, else 0."""
+GLOBAL_MASK = "global_attention_mask"  # transformers' name for the input that is 1 at global tokens, else 0
 
 
 @dataclass(frozen=True)

@@ -26,24 +26,18 @@ class Notes:
     make_key_norm: Callable[[], FrozenNorm] | None = None
     gate: Tensor | None = None  # the factor of the pattern-weighted sum of v, `[batch position head d_value]`
     ungated: Tensor | None = None  # the pattern-weighted sum of v before the gate, in a layer with a gate
-    key_input: Tensor | None = None
-    """The input from which keys and values are made, if it is another stack's stream (cross-attention)."""
-    value_input: Tensor | None = None
-    """The input from which values are made, if keys are made from another one (`nn.MultiheadAttention`)."""
-    further_keys: Tensor | None = None
-    """Keys that are not tokens, and follow the tokens, `[batch head key d_head]`; `further_values` has their values."""
+    key_input: Tensor | None = None  # the input of keys and values, if another stack's stream (cross-attention)
+    value_input: Tensor | None = None  # the input of values, if keys have another (`nn.MultiheadAttention`)
+    further_keys: Tensor | None = None  # that are not tokens, and follow them, `[batch head key d_head]`
     further_values: Tensor | None = None
     latent: Tensor | None = None  # the latent from which keys and values are expanded, in a layer with latents
-    query_latent: Tensor | None = None
-    """The latent from which queries are expanded; None if they are made from `attn_in`."""
+    query_latent: Tensor | None = None  # the latent from which queries are expanded; None if made from `attn_in`
     shared: Tensor | None = None
     """The output of the projection that makes the latent and the part of the keys that heads share."""
     edited_key: Tensor | None = None
     """The keys `[batch kv_head position d_head]` that scores use, if the keys of a layer with latents were edited."""
     before_mlp: Tensor | None = None  # the stream that the MLP adds to, in a post-norm decoder
-    mlp_part: Tensor | None = None
-    """The summed outputs of the other modules, if several modules together form the MLP; added to the last one's
-    output."""
+    mlp_part: Tensor | None = None  # sum of other modules' outputs, if several form the MLP; added to the last one's
     attn_in: Tensor | None = None  # the point `attn_in`, noted only if an intervention scales a term of the scores
 
     @property
@@ -86,15 +80,12 @@ class Notes:
 class Points:
     """The points of one layer that a pass holds, by their own names: `block["resid_pre"]`."""
 
-    stack: str
-    """The label of the stack; empty if the model has only one."""
+    stack: str  # the label of the stack; empty if the model has only one
     layer: int
-    index: int
-    """The index of this layer among the watched layers."""
+    index: int  # the index of this layer among the watched layers
     batch: Batch
     values: Mapping[PointKey, Tensor]
-    notes: Notes
-    """Rotary tables and norm scales of this layer's queries and keys."""
+    notes: Notes  # rotary tables and norm scales of this layer's queries and keys
 
     def __getitem__(self, name: str) -> Tensor:
         return self.values[full_name(self.stack, name), self.layer]

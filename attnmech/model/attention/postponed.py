@@ -61,8 +61,7 @@ class Product:
     zeroed: tuple[Tensor, ...] = ()
     """Tensors that are True where a score or, after the softmax, a weight was multiplied by 0; those keys must be
     hidden."""
-    by_head: tuple[int, int] | None = None
-    """The numbers of texts and heads, if `left` and `right` have one axis for both."""
+    by_head: tuple[int, int] | None = None  # the numbers of texts and heads, if `left` and `right` have one axis for it
     is_pattern: bool = False
 
     def value(self) -> Tensor:

@@ -20,8 +20,7 @@ from ..parts.mask import HIDDEN, MaskRule, everything
 from .attend import Site, attend
 
 BIAS_KV: Final = "bias_kv"
-ZERO: Final = "zero"
-"""The labels of the keys that are not tokens: the learned key of `add_bias_kv`, and the zeros of `add_zero_attn`."""
+ZERO: Final = "zero"  # labels of keys that are not tokens: the learned one of `add_bias_kv`, zeros of `add_zero_attn`
 
 _HOOKS: Final = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",

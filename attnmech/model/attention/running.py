@@ -31,8 +31,7 @@ class Written:
     weight: Float[Tensor, "layer direction features"]
     bias: Float[Tensor, "layer direction 1"]
     size: Float[Tensor, "layer 1"]  # ‖W_O‖, the root of the sum of squares
-    source: tuple[tuple[int, int], ...]
-    """The address and version of each parameter that the products were computed from."""
+    source: tuple[tuple[int, int], ...]  # the address and version of each parameter that the products come from
 
 
 class Directions:

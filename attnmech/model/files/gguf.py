@@ -116,8 +116,7 @@ class Dequantised:
     """The model of a GGUF file, as a folder of safetensors."""
 
     folder: Path
-    types: tuple[str, ...]
-    """The quantised types in which the file stores weights, such as ("Q4_1", "Q8_0"), most frequent first."""
+    types: tuple[str, ...]  # the quantised types of the file's weights, such as ("Q4_1", "Q8_0"), most frequent first
 
     @property
     def remark(self) -> str:

@@ -45,8 +45,7 @@ of model inputs, a batch made from any of these; for models of images and sound,
 and `Path`s of either; for models of text and images or sound, also `{"text": ..., "images": [...], "sounds": [...]}`,
 chats with images, and lists of these."""
 
-MOST_CHARACTERS: Final = 2**22
-"""The maximum number of characters of a text: about a million tokens, which take seconds and hundreds of megabytes."""
+MOST_CHARACTERS: Final = 2**22  # in a text: about a million tokens, which take seconds and hundreds of megabytes
 
 
 @dataclass(eq=False, repr=False)
@@ -60,8 +59,7 @@ class Encoder:
     bos: bool | None
     device: torch.device
     decoder_start: int | None = None  # the token with which the decoder starts, in an encoder-decoder model; else None
-    global_tokens: Callable[[Batch], Tensor] | None = None
-    """Finds the tokens of a batch that are global by default; None if the model has no global tokens."""
+    global_tokens: Callable[[Batch], Tensor] | None = None  # those global by default, if the model has any
     target_limit: int | None = None  # the number of positions of the decoder's texts
     first_position: Callable[[], int | None] = lambda: None
     """The number from which the model counts positions by default; None if it does not simply count them."""

@@ -18,8 +18,7 @@ from .own_inputs import OwnEncoder, OwnInputs
 from .sounds import SoundEncoder
 from .transcripts import TranscriptEncoder
 
-AnyEncoder: TypeAlias = Encoder | ImageEncoder | SoundEncoder | OwnEncoder
-"""Any encoder; the encoder of a model makes its batches."""
+AnyEncoder: TypeAlias = Encoder | ImageEncoder | SoundEncoder | OwnEncoder  # the encoder of a model makes its batches
 
 
 def text_encoder(encoder: AnyEncoder) -> Encoder | None:

@@ -25,8 +25,7 @@ from ..structure.copies import copy_of, use_attention
 from ..structure.text_part import merged_into, sense_of, towers_of
 from .merged import Merged
 
-LOCAL: Final = "attnmech_local"
-"""The name under which transformers finds the attention in which every position sees only itself."""
+LOCAL: Final = "attnmech_local"  # transformers' name for the attention in which every position sees only itself
 
 _APART: Final = 8  # every eighth token of a sound shares a backward pass, since neighbours share frames
 
@@ -71,8 +70,7 @@ def shown_tiles(value: Shaped[Tensor, "picture tile channel height width"]) -> B
 class Held:
     """What some tokens of a text hold."""
 
-    parts: tuple[Part | None, ...]
-    """None for a token that holds no rectangle, or shares its part of a picture with other tokens."""
+    parts: tuple[Part | None, ...]  # None for a token that holds no rectangle, or shares its part of a picture
     replaced: tuple[bool, ...]  # False for a token that the model embeds as text, such as the marks around a picture
 
 

@@ -17,8 +17,7 @@ from ..structure.signals import FrontEnd, Signal, pair
 from .patches import Lines, patch_places
 from .processors import Prepared
 
-_ROW: Final = 2**16
-"""A number larger than any row of patches: in an image of another size, a patch has the id row · _ROW + column."""
+_ROW: Final = 2**16  # larger than any row of patches: in images of another size, a patch has the id row · _ROW + column
 
 
 @public

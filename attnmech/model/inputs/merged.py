@@ -14,8 +14,7 @@ from ...errors import InputError
 from ..structure.text_part import holds_more, sense_of
 from .processors import Pictures, both_processed
 
-Chat: TypeAlias = Sequence[Mapping[str, Any]]
-"""The messages of a chat, as transformers' chat templates take them, each with a "role" and a "content"."""
+Chat: TypeAlias = Sequence[Mapping[str, Any]]  # messages as chat templates take them, with "role" and "content"
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from .images import PatchGrid
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]] | PatchGrid | None
 """Names of positions: one list, a list each for "source" and "target", or the grid of patches of an image."""
 
-SIDES: Final = ("source", "target")
-"""The two sequences of a module with cross-attention: keys come from the source, queries from the target."""
+SIDES: Final = ("source", "target")  # of a module with cross-attention: keys come from source, queries from target
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ class Place:
     tile: int | None = None  # which tile of the picture, or frame of the video; None for a picture in one piece
     row: int | None = None
     column: int | None = None  # within the tile, or within the picture; None if its tokens form no grid
-    box: Box | None = None
-    """Left, top, right, bottom as fractions of the user's picture; None without its processor, and for padding."""
+    box: Box | None = None  # fractions of the user's picture; None without its processor, and for padding
     frames: tuple[int, int] | None = None  # the first and the last frame of the sound
     seconds: float | None = None  # the middle of these frames; None without the sound's processor
 
@@ -61,8 +60,7 @@ class Places:
     """The places and names of a text's tokens, one entry per token."""
 
     places: tuple[Place | None, ...]  # None for text, and for a token of a picture or sound without one place
-    labels: tuple[str | None, ...]
-    """None for text, and for placeholders that the model embeds as text (the marks around a picture)."""
+    labels: tuple[str | None, ...]  # None for text, and for placeholders embedded as text (the marks around a picture)
 
 
 class PlaceFinder:

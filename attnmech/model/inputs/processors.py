@@ -31,8 +31,7 @@ class Picture(Protocol):
         ...
 
 
-Recording: TypeAlias = tuple[int, np.ndarray]
-"""Samples per second, and the samples: what `scipy.io.wavfile.read` returns."""
+Recording: TypeAlias = tuple[int, np.ndarray]  # samples per second, and samples: what `scipy.io.wavfile.read` returns
 
 
 def processor_in(folder: Path, model: PreTrainedModel) -> Any:

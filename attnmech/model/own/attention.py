@@ -131,8 +131,7 @@ class Described:
     """Properties of an attention that a user's `Architecture` does not state, found by comparing outputs."""
 
     scale: float
-    shows: bool | None
-    """Whether True (or 1) in the mask shows a key; None if there is no mask, or the mask is added to the scores."""
+    shows: bool | None  # whether True (or 1) in the mask shows a key; None without a mask, or if it is added to scores
     causal: bool = False  # whether no query sees a later key
 
 

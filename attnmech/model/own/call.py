@@ -31,8 +31,7 @@ _TRIES: Final = 256  # at most this many assignments of batch axes are tried
 class Axis:
     """The batch axis of one tensor of a call."""
 
-    kind: str
-    """"batch" at `at`; "new" if the axis is inserted there; "shared" by all texts; "nested", one tensor per text."""
+    kind: str  # "batch" at `at`; "new" if the axis is inserted; "shared" by all texts; "nested", one tensor per text
     at: int = 0
     per_text: int = 1  # the number of entries of the axis per text (a mask [texts · heads, query, key] has several)
 
@@ -45,8 +44,7 @@ class CallForm:
     spec: Any  # torch's description of the structure of the arguments
     fixed: Mapping[str, Any]  # the arguments that are not tensors, as in the example
     axes: Mapping[str, Axis]
-    same: Mapping[str, str]
-    """Maps each argument that is the same tensor as an earlier one (a key that is the query, say) to that argument."""
+    same: Mapping[str, str]  # maps each argument that is the same tensor as an earlier one (say a key) to that one
 
     @classmethod
     def of(cls, example: Any) -> "CallForm":

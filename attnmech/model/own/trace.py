@@ -33,8 +33,7 @@ class Use:
     masked: Masked | None = None
     mha: OurMultiheadAttention | None = None
     product: ProductCall | None = None
-    observed: tuple[Any, Any, Any] | None = None
-    """The arguments and the output of an attention that the user only names."""
+    observed: tuple[Any, Any, Any] | None = None  # arguments and output of an attention that the user only names
 
     @property
     def texts(self) -> int:

@@ -15,8 +15,7 @@ Found = TypeVar("Found")
 
 _LEAST_ROWS: Final = 32  # smaller blocks would read the keys and values of a long text too often
 
-HIDDEN: Final = -1e4
-"""A number this low, added to a score, hides the key: the softmax of a difference of 10⁴ is 0 in every precision."""
+HIDDEN: Final = -1e4  # a number this low, added to a score, hides the key: exp(-10⁴) is 0 in every precision
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ class Tokenized:
     """The tokens of a text."""
 
     ids: Int[Tensor, " position"]
-    unknown: tuple[str, ...] = ()
-    """The characters of each token that the vocabulary lacks, in order; empty if they are not known."""
+    unknown: tuple[str, ...] = ()  # the characters of each token that the vocabulary lacks, in order, if they are known
 
 
 def read_piece(tokenizer: Any, token: int) -> str | bytes:

@@ -15,8 +15,7 @@ from ...basics.public import public
 from ...errors import UnsupportedModelError, WeightsError
 from .packed import is_packed, is_packed_projection, outline_of, unpacked
 
-HOME: Final = "attnmech_device"
-"""The attribute of a module whose weights are on another device than the model's values: the latter."""
+HOME: Final = "attnmech_device"  # on a module: the device of its values, if that is not the device of its weights
 
 
 @dataclass(frozen=True)

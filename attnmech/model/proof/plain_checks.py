@@ -11,13 +11,12 @@ from ..attention.local_global import patterns_of
 from ..parts.certificate import Check
 from .probe import FROM_STREAM, Compared, Probe, ProbeRun, Statement, by_row
 
-_HANDED: Final = {
+_HANDED: Final = {  # the names under which transformers returns a stack's streams and patterns
     "": {"streams": "hidden_states", "attentions": "attentions"},
     "encoder": {"streams": "encoder_hidden_states", "attentions": "encoder_attentions"},
     "decoder": {"streams": "decoder_hidden_states", "attentions": "decoder_attentions"},
     "cross": {"streams": "", "attentions": "cross_attentions"},
 }
-"""The names under which transformers returns a stack's streams and patterns."""
 
 
 _EAGER: Final = "attentions of plain transformers (eager)"

@@ -46,8 +46,7 @@ _EDITED_POSITIONS: Final = 512  # in all these copies, unless one layer needs mo
 
 _HIDDEN: Final = -1e30  # scores below this are those of hidden keys
 
-FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
-"""The points computed from the stream: if the stream is wrong, so are all of these."""
+FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")  # if the stream is wrong, so are these
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +59,7 @@ class ProbeRun:
     values: dict[PointKey, Tensor] = field(default_factory=dict)
     blocks: dict[tuple[str, int], RowBlock] = field(default_factory=dict)
     out_inputs: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # the input of W_O, by stack and layer
-    masks: dict[tuple[str, int], MaskRule] = field(default_factory=dict)
-    """Those of the stacks and layers whose attention was reached, which stay."""
+    masks: dict[tuple[str, int], MaskRule] = field(default_factory=dict)  # of the layers whose attention was reached
     ended: set[tuple[str, int]] = field(default_factory=set)
     moved: dict[PointKey, Tensor] = field(default_factory=dict)
     """How far streams and patterns move by the rounding of scores, once a comparison needs it."""
@@ -394,8 +392,7 @@ class Probe:
         return Check(name, statement, points, passed, excess * limit, limit, detail)
 
 
-LayerComparisons: TypeAlias = Callable[[Probe, ProbeRun, int], Iterable[Compared]]
-"""A function that compares values in one layer of a run."""
+LayerComparisons: TypeAlias = Callable[[Probe, ProbeRun, int], Iterable[Compared]]  # of values in one layer of a run
 
 
 @dataclass(eq=False)

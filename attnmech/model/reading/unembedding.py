@@ -40,8 +40,7 @@ class Unembedding:
     logit_scale: float
     softcap: float | None
     dtype: torch.dtype  # the precision of the model
-    in_float32: bool = True
-    """Whether the final norm computes in float32 even in a float64 model, as all norms but torch's own LayerNorm do."""
+    in_float32: bool = True  # whether the final norm computes in float32 in a float64 model: all but torch's LayerNorm
     has_norm: bool = True
 
     @property

@@ -37,8 +37,7 @@ class Vocabulary:
     projection: nn.Linear | None
     stream_scale: float
     norm: WideNorm | None
-    narrow: bool
-    """Whether positions and norm have the width of a factorised embedding, so that the projection comes last."""
+    narrow: bool  # whether positions and norm have a factorised embedding's width, so that the projection comes last
 
     def __len__(self) -> int:
         return len(self.weight)

@@ -47,8 +47,7 @@ _OPTIONS: Final = (
     "stop_strings", "eos_token_id",
 )  # fmt: skip
 """The options of transformers' `GenerationConfig` that `generate` passes on."""
-_ARGUMENTS: Final = ("logits_processor", "stopping_criteria", "streamer")
-"""The arguments of transformers' `generate` that it passes on."""
+_ARGUMENTS: Final = ("logits_processor", "stopping_criteria", "streamer")  # of transformers' `generate`, passed on
 _GENERATION_CONFIG: Any = GenerationConfig  # whose constructor has no annotations
 _ALL_KEYS: Final = 2**40  # the window of a cache that forgets no keys
 

@@ -40,8 +40,7 @@ LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]  
 
 _TOKENS: Final = 512  # the logits of about this many tokens are in memory at once
 
-GROUPS: Final = 7
-"""The ordinary tokens of a text form this many groups of nearly equal size, each with about 15 % of the tokens."""
+GROUPS: Final = 7  # the ordinary tokens of a text form this many groups of nearly equal size, each about 15 % of them
 
 
 def text_losses(batch: Batch, mask_id: int | None, logits_of: LogitsOf) -> Float[Tensor, " text"]:
@@ -97,8 +96,7 @@ def _sums(
 class MaskedCopies:
     """Copies of the texts of a batch, each with one group of tokens masked; the copies of a text are consecutive."""
 
-    batch: Batch
-    """The copies, with the original `tokens`; the mask token counts as ordinary, like the token that it hides."""
+    batch: Batch  # the copies, with the original `tokens`; the mask token counts as ordinary, like the token it hides
     hidden: Int[Tensor, "copy position"]  # the original id at each masked token; -1 at all other tokens
     text_of: Int[Tensor, " copy"]  # the index of each copy's text in the batch
 

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from ..parts.certificate import Certificate
 
 
-ENCODED: Final = "encoder's final stream"
-"""The entry of a batch that replaces its recordings: what their encoder returns, which a pass then leaves out."""
+ENCODED: Final = "encoder's final stream"  # a batch's entry that replaces its recordings by what their encoder returns
 
 
 def _set_up_vector_functions() -> None:
@@ -62,8 +61,7 @@ _set_up_vector_functions()
 class WiredModel:
     """A copy of a model's modules, which shares its parameters, with attnmech's attention and points in its layers."""
 
-    certificate: "Certificate"
-    """The latest certificate of this model, from loading or from a later `certify`."""
+    certificate: "Certificate"  # the latest certificate of this model, from loading or from a later `certify`
     prove_merged: Callable[[Any, Batch], frozenset[int]]
     """Proves how it merges pictures and sounds with its tokens, at the first batch that holds some."""
 

@@ -29,8 +29,7 @@ _USUAL_BASE: Final = 10_000.0  # the usual θ of rotary angles (Su et al. 2021)
 _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")  # by their names in torch.nn.functional
 
 _Stream = Float[Tensor, "batch position features"]
-_Normed = Float[Tensor, "batch position normed"]
-"""The output of what reads the stream; its width differs from the stream's if a matrix reads it."""
+_Normed = Float[Tensor, "batch position normed"]  # what reads the stream; as wide, unless a matrix reads it
 
 
 class UnreadableError(UnsupportedModelError):

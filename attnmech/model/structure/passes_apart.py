@@ -21,8 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ...batch import Batch
 
-_ORIGINAL: Final = "original_inv_freq"
-"""The ending of the buffers in which rotary modules keep their frequencies for short texts."""
+_ORIGINAL: Final = "original_inv_freq"  # how rotary modules name the buffers of their frequencies for short texts
 _LONGEST: Final = "max_seq_len_cached"  # ends attributes with the length of the longest text so far
 _OFFSETS: Final = "rope_deltas"  # where models of images keep the offsets of positions of the latest pass
 

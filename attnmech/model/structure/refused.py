@@ -20,7 +20,7 @@ _WINDOWS: Final = (
     "layers differ"
 )
 
-REFUSED: Final[Mapping[str, str]] = {
+REFUSED: Final[Mapping[str, str]] = {  # families that are not supported, each with the reason
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
     **dict.fromkeys(("bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _WINDOWS),
@@ -53,7 +53,6 @@ REFUSED: Final[Mapping[str, str]] = {
         "attention in every layer"
     ),
 }
-"""Families that are not supported, each with the reason."""
 
 
 _NORMED: Final = "its blocks add attention and MLP to a normalised, scaled stream, not to the stream that enters them"
@@ -66,7 +65,7 @@ _BESIDE: Final = (
     "through an MLP and a matrix"
 )
 
-NO_STREAM: Final[Mapping[str, str]] = {
+NO_STREAM: Final[Mapping[str, str]] = {  # by transformers' `config.model_type`
     "minimax": _NORMED,
     "gemma3n": _STREAMS,
     "gemma3n_text": _STREAMS,
@@ -79,4 +78,3 @@ NO_STREAM: Final[Mapping[str, str]] = {
     "zamba": _BESIDE,
     "zamba2": _BESIDE,
 }
-"""By transformers' `config.model_type`."""

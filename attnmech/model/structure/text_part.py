@@ -9,12 +9,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-_SENSES: Final[Mapping[str, str]] = {
+_SENSES: Final[Mapping[str, str]] = {  # what the names of tokens, inputs and parts of a message say that they stand for
     "a video": r"video",
     "an image": r"image|(?<![a-z])img|vision|visual|pixel|picture|(?<![a-z])media(?![a-z])|(?<![a-z])[be]oi(?![a-z])",
     "a sound": r"audio|sound|speech|input_features|input_values|(?<![a-z])[be]oa(?![a-z])",
 }
-"""What the names of tokens, inputs and parts of a message say that they stand for."""
 
 _ID: Final = re.compile(r"token_(id|index)s?$")
 _OF_TEXT: Final = frozenset(

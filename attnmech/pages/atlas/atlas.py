@@ -39,8 +39,7 @@ from ..limits import MAX_TOKENS
 from .heads import OnTargets
 from .result import Atlas
 
-FEW: Final = 16
-"""The number of texts at the beginning of the corpus from which small measurements are taken."""
+FEW: Final = 16  # the number of texts at the beginning of the corpus from which small measurements are taken
 
 
 @public

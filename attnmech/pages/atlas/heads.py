@@ -37,8 +37,7 @@ class OnTargets:
 
     __name__: ClassVar[str] = BY_TYPE
 
-    kinds: Mapping[tuple[int, int], str]
-    """The type of each head that has one, by layer and head."""
+    kinds: Mapping[tuple[int, int], str]  # the type of each head that has one, by layer and head
     causal: bool
 
     @classmethod
@@ -61,8 +60,7 @@ class OnTargets:
         return value
 
 
-EARLIER: Final = 3
-"""The number of earlier heads on a card."""
+EARLIER: Final = 3  # the number of earlier heads on a card
 
 _WRITES: Final = {
     "copy suppression": f"has the token that it reads among the {TOP} that it lowers most,",
@@ -72,8 +70,7 @@ _WRITES: Final = {
 PUNCTUATION, NUMBERS, NAMES, FIRST = "punctuation", "numbers", "names (capitalised words)", "first of a sentence"
 """The classes of tokens for which the reader can search."""
 
-ERROR: Final = 0.05
-"""The error rate, over all heads, at which the halves of the corpus are said to differ."""
+ERROR: Final = 0.05  # the error rate, over all heads, at which the halves of the corpus are said to differ
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,8 +188,7 @@ def _short(value: Any, digits: int = 3) -> str:
     return f"{value:.{digits}g}".replace("-", "−")
 
 
-FOLDER = "layers"
-"""The folder beside the index that holds a file for each layer."""
+FOLDER = "layers"  # the folder beside the index that holds a file for each layer
 
 
 @public
