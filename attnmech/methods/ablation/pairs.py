@@ -28,8 +28,7 @@ from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 
-Pair = tuple[Head, Head]
-"""Two heads, as (layer, head)."""
+Pair = tuple[Head, Head]  # two heads, as (layer, head)
 
 
 def _change(meaning: str) -> Statistic:

@@ -16,8 +16,7 @@ from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 from .sweep_effects import SweepEffects, removes_keys, sweep_effects
 
-Entry: TypeAlias = Intervention | Sequence[Intervention]
-"""One measurement: one intervention, or several applied together."""
+Entry: TypeAlias = Intervention | Sequence[Intervention]  # one measurement: an intervention, or several at once
 
 
 @public

@@ -32,8 +32,7 @@ CONSISTENT: Final = 0.001
 by size.
 """
 
-SAME: Final = 1e-4
-"""Strengths that differ by less than this share count as ties, because rounding can separate equal strengths."""
+SAME: Final = 1e-4  # strengths that differ by less than this share are ties: rounding can separate equal ones
 
 
 def studentised(values: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"]:
@@ -102,11 +101,8 @@ def added_by_each(
     return (alone + together[:, None] - others) / 2
 
 
-ALPHA: Final = 0.05
-"""The largest p-value that confirms a claim."""
-MATCHED: Final = 20
-"""The number of sets with the nearest effect on general loss that are compared with the tested set."""
-
+ALPHA: Final = 0.05  # the largest p-value that confirms a claim
+MATCHED: Final = 20  # the number of sets with the nearest effect on general loss that are compared with the tested set
 VERDICTS: Final = ("confirmed", "in part", "not confirmed", "cannot be confirmed")
 
 

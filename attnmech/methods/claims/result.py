@@ -36,9 +36,7 @@ from .set_effects import Discovery, Measuring, Removal, general_effects, measure
 from .shapes import FEWEST, HeadSet, same_shape
 from .tasks import TaskLike, require_apart, require_one_group_a_prompt, task_of
 
-GENERAL: Final = 8
-"""The number of the demo model's texts on which general loss is measured if `task` names a task of the demo model."""
-
+GENERAL: Final = 8  # on how many texts of the demo model general loss is measured if `task` names one of its tasks
 Rule: TypeAlias = Callable[[Discovery], Sequence[Head] | pd.DataFrame]
 
 

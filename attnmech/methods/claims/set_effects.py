@@ -31,8 +31,7 @@ class Removal:
 
     model: HookedModel
     method: str | Intervention
-    reference: Values | None
-    """For method="mean", the means of every layer."""
+    reference: Values | None  # for method="mean", the means of every layer
     seed: int = 0
     bos: bool | None = None
 
@@ -200,8 +199,7 @@ class OtherTask:
     name: str
     metric: str
     higher_is_better: bool
-    effect: Float[Tensor, " other_group"]
-    """The metric after minus before, in each group."""
+    effect: Float[Tensor, " other_group"]  # the metric after minus before, in each group
 
 
 def other_task(measuring: Measuring, task: Task, heads: HeadSet) -> "OtherTask":

@@ -11,9 +11,7 @@ from typing import Final
 from ...errors import InputError
 from ...interventions import Head
 
-FEWEST: Final = 20
-"""With fewer sets than this in the same layers, no p-value could be below 0.05, so sets from other layers are added."""
-
+FEWEST: Final = 20  # with fewer sets in the same layers no p-value could be below 0.05: other layers' sets are added
 HeadSet = tuple[Head, ...]
 
 
@@ -21,12 +19,9 @@ HeadSet = tuple[Head, ...]
 class Shape:
     """The sets of one shape: how many exist, and which are measured."""
 
-    sets: tuple[HeadSet, ...]
-    """The tested set, followed by the controls."""
-    possible: int
-    """The number of sets of the shape, including the tested set."""
-    wider: bool
-    """Whether controls also come from other layers."""
+    sets: tuple[HeadSet, ...]  # the tested set, followed by the controls
+    possible: int  # the number of sets of the shape, including the tested set
+    wider: bool  # whether controls also come from other layers
 
 
 def same_shape(heads: Sequence[Head], layers: Sequence[int], n_heads: int, most: int, seed: int = 0) -> Shape:

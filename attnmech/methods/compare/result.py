@@ -38,8 +38,7 @@ MOVED: Final = 0.5
 from the head with the same number.
 """
 
-_BESIDE: Final = (("layer", ("head", "place")), ("of_layer", ("of_head",)))
-"""The axes of layers, each with the axis of heads that is permuted within it."""
+_BESIDE: Final = (("layer", ("head", "place")), ("of_layer", ("of_head",)))  # axes of layers, with the axis of heads
 
 
 def pattern_divergence(
@@ -138,8 +137,7 @@ def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers:
 
 
 _PLACES = ("layer", "head", "texts", "before", "after")
-_TOKENS = 512
-"""The approximate number of tokens in a batch."""
+_TOKENS = 512  # the approximate number of tokens in a batch
 
 
 @public

@@ -20,8 +20,7 @@ from .formulas import centred, churn, cosine_of
 from .sums import STATISTICS, DriftStatistics
 from .word_types import ORDINARY, WORD_TYPES
 
-MOST_NAMED: Final = 10
-"""The largest number of nearest rows that are listed."""
+MOST_NAMED: Final = 10  # the largest number of nearest rows that are listed
 
 
 @dataclass(frozen=True, repr=False)

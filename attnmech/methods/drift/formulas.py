@@ -22,12 +22,8 @@ from ...maths.float64 import as_float64
 from ...maths.precision import product_rounding
 
 SIMILARITIES: Final = ("cosine", "centred cosine", "dot")
-
-_SPARE: Final = 8
-"""The number of rows stored besides the k nearest, until close candidates have been compared in float64."""
-
-_PAIRS_AT_ONCE: Final = 1024
-"""The largest number of pairs of a stream and a row compared in float64 at once."""
+_SPARE: Final = 8  # rows stored besides the k nearest, until close candidates have been compared in float64
+_PAIRS_AT_ONCE: Final = 1024  # the largest number of pairs of a stream and a row compared in float64 at once
 
 
 def directions(

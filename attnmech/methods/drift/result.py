@@ -35,8 +35,7 @@ from .sums import OWN_LIST, PLACES, ComparedRows, DriftSums, merged_sums, stream
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
 from .word_types import WORD_TYPES, checked_words
 
-NEAREST: Final = "nearest"
-"""The figure of one token: the table of its nearest rows."""
+NEAREST: Final = "nearest"  # the figure of one token: the table of its nearest rows
 
 
 @public

@@ -14,8 +14,7 @@ from ...draw.section import Section
 from ...draw.style import FIGURE_STYLE, NEUTRAL
 from ...draw.text import bound, plotly_text, quoted, shorten, visible_token
 
-NAMED: Final = 4
-"""The largest number of nearest rows that a table lists."""
+NAMED: Final = 4  # the largest number of nearest rows that a table lists
 
 
 PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the output of each block"}
@@ -52,22 +51,16 @@ class DriftNumbers:
 
     layers: tuple[int, ...]
     tokens: tuple[str, ...]
-    vocabulary: int
-    """The number of rows."""
-    k: int
-    """The number of nearest rows that churn compares."""
+    vocabulary: int  # the number of rows
+    k: int  # the number of nearest rows that churn compares
     cosine: Float[np.ndarray, "token layer"]
     rank: Float[np.ndarray, "token layer"]
-    churn: Float[np.ndarray, "token layer"]
-    """NaN in the first layer."""
+    churn: Float[np.ndarray, "token layer"]  # NaN in the first layer
     means: Mapping[str, Float[np.ndarray, " layer"]]
     """Means over the text's ordinary tokens: "cosine", "rank" (geometric mean of 1 + rank, minus 1) and "churn"."""
-    between_tokens: Float[np.ndarray, " layer"]
-    """The mean cosine of two ordinary tokens."""
-    to_any_row: Float[np.ndarray, " layer"]
-    """The mean cosine of a token and any row."""
-    nearest: Int[np.ndarray, "token layer place"]
-    """The nearest rows, as indices into `names`."""
+    between_tokens: Float[np.ndarray, " layer"]  # the mean cosine of two ordinary tokens
+    to_any_row: Float[np.ndarray, " layer"]  # the mean cosine of a token and any row
+    nearest: Int[np.ndarray, "token layer place"]  # the nearest rows, as indices into `names`
     names: tuple[str, ...]
 
 

@@ -54,32 +54,15 @@ class DriftStatistics:
     vocabulary_cosine = Statistic(meaning="Mean cosine between the stream and all rows.", bounds=(-1.0, 1.0))
 
 
-STATISTICS: Final = Statistics(DriftStatistics, Statistic)
-"""The statistics of every token in every layer, in the order of the axis `statistic`."""
-
-PLACES: Final = ("resid_mid", "resid_post")
-"""The points at which the stream can be measured: after attention + residual, or as it leaves the block."""
-
-OWN_LIST: Final = "attnmech's list"
-"""The value of the option `function_words` for the built-in list."""
-
-_STREAMS_AT_ONCE: Final = 2048
-"""The largest number of streams compared with the vocabulary in one scan."""
-
-_PRECISE_AT_ONCE: Final = 256
-"""The largest number of streams compared with their own rows in float64 at once."""
-
-_SIMILARITIES_AT_ONCE: Final = 2**22
-"""The largest number of similarities from one block of the vocabulary."""
-
-_ROWS_AT_ONCE: Final = 1024
-"""The largest number of rows in a block of the vocabulary."""
-
-_KEPT: Final = 2**23
-"""The largest number of products of streams stored for `pair`; ids of nearest rows may be four times as numerous."""
-
-_BY_TEXT: Final = ("sums", "counts", "pairs", "pair_counts", "unit_counts", "squares")
-"""The entries of a state whose last axis is texts, or groups of texts."""
+STATISTICS: Final = Statistics(DriftStatistics, Statistic)  # in the order of the axis `statistic`
+PLACES: Final = ("resid_mid", "resid_post")  # the stream after attention + residual, or as it leaves the block
+OWN_LIST: Final = "attnmech's list"  # the value of the option `function_words` for the built-in list
+_STREAMS_AT_ONCE: Final = 2048  # the largest number of streams compared with the vocabulary in one scan
+_PRECISE_AT_ONCE: Final = 256  # the largest number of streams compared with their own rows in float64 at once
+_SIMILARITIES_AT_ONCE: Final = 2**22  # the largest number of similarities from one block of the vocabulary
+_ROWS_AT_ONCE: Final = 1024  # the largest number of rows in a block of the vocabulary
+_KEPT: Final = 2**23  # the most products of streams stored for `pair`; ids of nearest rows may be four times as many
+_BY_TEXT: Final = ("sums", "counts", "pairs", "pair_counts", "unit_counts", "squares")  # by text or group
 
 
 @dataclass(frozen=True)
@@ -155,31 +138,24 @@ class _Held:
     """Streams of one layer that wait for a scan."""
 
     index: int
-    follows: bool
-    """Whether the previously added layer is the layer below."""
+    follows: bool  # whether the previously added layer is the layer below
     streams: Float[Tensor, "stream d_model"]
-    means: Float[Tensor, "batch d_model"]
-    """The mean of each text's ordinary tokens."""
+    means: Float[Tensor, "batch d_model"]  # the mean of each text's ordinary tokens
 
 
 @dataclass
 class _Batch:
     """The progress of one batch while it runs."""
 
-    real: tuple[Tensor, ...]
-    """Text and position of each stream."""
+    real: tuple[Tensor, ...]  # text and position of each stream
     own: Int[Tensor, " stream"]
-    centred: Tensor
-    """Whether the text of each stream has two ordinary tokens, so that a mean can be subtracted."""
-    places: Int[Tensor, " stream"]
-    """The index in `further` of each stream."""
+    centred: Tensor  # whether the text of each stream has two ordinary tokens, so that a mean can be subtracted
+    places: Int[Tensor, " stream"]  # the index in `further` of each stream
     further: list[Tensor | None]
     held: list[_Held] = field(default_factory=list)
     seen: int = 0
-    layer: int | None = None
-    """The layer added last."""
-    nearest: Tensor | None = None
-    """The nearest rows of the streams in the layer measured last."""
+    layer: int | None = None  # the layer added last
+    nearest: Tensor | None = None  # the nearest rows of the streams in the layer measured last
     values: Tensor | None = None
 
 
@@ -189,8 +165,7 @@ class DriftSums(Reducer):
 
     reference: ComparedRows
     at: str
-    points: tuple[str, ...]
-    """The points that make up the stream: one, or two whose sum it is."""
+    points: tuple[str, ...]  # the points that make up the stream: one, or two whose sum it is
     function_words: frozenset[str] = FUNCTION_WORDS
 
     @property

@@ -28,13 +28,10 @@ _LEAST_STEPS: Final = 3
 class Movement:
     """How far tokens move from layer to layer by each metric, as sums by text."""
 
-    layers: tuple[int, ...]
-    """The layers that have a layer below."""
-    sums: Mapping[str, Float[Tensor, "step text"]]
-    """Sums of movement, by metric."""
+    layers: tuple[int, ...]  # the layers that have a layer below
+    sums: Mapping[str, Float[Tensor, "step text"]]  # sums of movement, by metric
     counts: Mapping[str, Float[Tensor, "step text"]]
-    levels: Mapping[str, Float[np.ndarray, " layer"]]
-    """The means of cosine and log rank in every layer measured."""
+    levels: Mapping[str, Float[np.ndarray, " layer"]]  # the means of cosine and log rank in every layer measured
 
     def profile(self, metric: str) -> Float[np.ndarray, " step"]:
         """The mean movement in each layer."""
@@ -61,12 +58,9 @@ class Movement:
 class DriftVerdicts:
     """At which depth streams move by cosine, by rank and by churn, and whether the three agree."""
 
-    stories: pd.DataFrame
-    """One row per metric: the depth of its movement, and the name of its story."""
-    agreement: pd.DataFrame
-    """One row per pair of metrics: Spearman's ρ over layers and the share of shuffled orders with at least that |ρ|."""
-    lead: str
-    """The finding in one sentence."""
+    stories: pd.DataFrame  # one row per metric: the depth of its movement, and the name of its story
+    agreement: pd.DataFrame  # one row per pair of metrics: Spearman's ρ over layers; how many shuffled orders reach |ρ|
+    lead: str  # the finding in one sentence
 
     @classmethod
     def of(cls, measured: Movement, untrained: Movement | None, texts: int) -> "DriftVerdicts":
@@ -164,10 +158,8 @@ def _told(row: Mapping[Any, Any]) -> str:
     )
 
 
-_ALL_ORDERS: Final = 7
-"""The largest number of layers for which all orders are tried."""
-_ORDERS: Final = 9999
-"""The number of random orders for more layers."""
+_ALL_ORDERS: Final = 7  # the largest number of layers for which all orders are tried
+_ORDERS: Final = 9999  # the number of random orders for more layers
 _LEAST: Final = 3
 _ROUNDING: Final = 1e-12
 

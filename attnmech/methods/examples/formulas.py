@@ -9,11 +9,8 @@ from numpy.random import Philox
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-NO_HASH: Final = 2**63 - 1
-"""Marks a place without a row; no hash is larger."""
-
-DIVISIONS: Final = 10_000
-"""The number of random divisions of texts into halves with which `difference_of_halves` compares the real one."""
+NO_HASH: Final = 2**63 - 1  # marks a place without a row; no hash is larger
+DIVISIONS: Final = 10_000  # random divisions into halves with which `difference_of_halves` compares the real one
 
 RELATIONS: Final = (
     "no key", "not a token", "itself", "first token", "previous token", "next token", "same token", "2–8 back",

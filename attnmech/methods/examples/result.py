@@ -35,18 +35,14 @@ from .figures import READING, SCRIPT, packed_layer
 from .formulas import RELATIONS, difference_of_halves, fifths, first_places, relations, strongest_of_groups
 from .sums import BY, HIGHEST, OFFERS, POINTS, SAMPLE, WINDOW, ExampleSums, Statistic, bigrams, fields_of, name_of
 
-MOST: Final = 50
-"""The largest k: the state of 1,024 heads then takes 266 MB (83 MB for k = 10)."""
+MOST: Final = 50  # the largest k: the state of 1,024 heads then takes 266 MB (83 MB for k = 10)
 
 KINDS: Final = ("strongest", "even", "odd", "random", "band")
 """The kinds of examples: the strongest of all texts, and of texts with even and with odd numbers; rows at random; and
 rows of each fifth."""
 
-HALVES: Final = ("even", "odd")
-"""The halves of a corpus: texts with even and with odd numbers."""
-
-BANDS: Final = ("0–20 %", "20–40 %", "40–60 %", "60–80 %", "80–100 %")
-"""The fifths of a head's rows, from the lowest to the highest values."""
+HALVES: Final = ("even", "odd")  # the halves of a corpus: texts with even and with odd numbers
+BANDS: Final = ("0–20 %", "20–40 %", "40–60 %", "60–80 %", "80–100 %")  # fifths of rows, lowest values first
 
 
 @public

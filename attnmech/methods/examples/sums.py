@@ -23,8 +23,7 @@ from ...runs.identity import digest_of
 from ...runs.reducer import Reducer, Run, State
 from .formulas import NO_HASH, highest_keys, row_hashes, strongest_of_groups, strongest_of_halves
 
-Statistic: TypeAlias = "str | Callable[[RowBlock], Tensor]"
-"""The name of a statistic of rows, or a function that computes one."""
+Statistic: TypeAlias = "str | Callable[[RowBlock], Tensor]"  # the name of a statistic of rows, or its function
 
 BY: Final[Mapping[str, str]] = {
     "attention": "highest attention to another token, not the first",
@@ -40,16 +39,10 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The points from which the statistics of what a head writes are computed."""
 
-SAMPLE: Final = 2000
-"""The size of the sample of rows from which the quantiles of a head are estimated."""
-
-OFFERS: Final = 4
-"""The number of rows with different bigrams that a text offers for the strongest rows of a head."""
-
+SAMPLE: Final = 2000  # the size of the sample of rows from which the quantiles of a head are estimated
+OFFERS: Final = 4  # the number of rows with different bigrams that a text offers for the strongest rows of a head
 HIGHEST: Final = 8
-
-WINDOW: Final = range(-24, 9)
-"""The tokens stored around the query of a row, as distances from it."""
+WINDOW: Final = range(-24, 9)  # the tokens stored around the query of a row, as distances from it
 
 _EMPTY: Final[Mapping[str, float | int]] = {
     "value": -torch.inf, "text": -1, "content": 0, "position": -1, "keys": -1, "key_ids": -1, "weights": 0.0,
@@ -57,8 +50,7 @@ _EMPTY: Final[Mapping[str, float | int]] = {
 }  # fmt: skip
 """The fields of a row, with their values where there is no row."""
 
-_OF_ALL: Final = ("rows", "groups", "modulus")
-"""The entries of a state that do not hold rows."""
+_OF_ALL: Final = ("rows", "groups", "modulus")  # the entries of a state that do not hold rows
 
 Rows: TypeAlias = dict[str, Tensor]
 """Rows with the fields of `_EMPTY`, `[*places row]`; "keys", "key_ids", "weights" and "window" have a further axis."""
@@ -80,8 +72,7 @@ class ExampleSums(Reducer):
     by: Statistic = "attention"
     k: int = 10
     seed: int = 0
-    points: tuple[str, ...] = ()
-    """Those of `POINTS`, if the statistic is there."""
+    points: tuple[str, ...] = ()  # those of `POINTS`, if the statistic is there
 
     @property
     def options(self) -> dict[str, str]:
@@ -218,8 +209,7 @@ class _ScoredRows:
     layer: int
     index: int
     rows: range
-    value: Float[Tensor, "batch head row"]
-    """In float32; −∞ at rows that do not count."""
+    value: Float[Tensor, "batch head row"]  # in float32; −∞ at rows that do not count
     keys_of: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
     def fields(self, chosen: Int[Tensor, "head some"], run: Run) -> Rows:

@@ -79,10 +79,7 @@ def weighted_gradients(
 
 
 METHODS: Final = ("rollout", "norm", "norm_residual", "gradient")
-
-MOST_BYTES: Final = 1_000_000_000
-"""The largest size of a text's maps, in bytes."""
-
+MOST_BYTES: Final = 1_000_000_000  # the largest size of a text's maps, in bytes
 VIEWS: Final = {"model": model_view, "sentence": sentence_view, "token_graph": token_graph}
 
 

@@ -16,7 +16,6 @@ from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
 from ...draw.text import bound, percent, quoted, token_labels
 
 _INFLOWS: Final = 4  # the number of inflows that a sentence names, from the largest on
-
 _STEPS: Final = np.linspace(0, 1, 11)
 _ROOT_COLOURS: Final = [
     [float(step**2), colour]

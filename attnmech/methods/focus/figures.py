@@ -19,14 +19,9 @@ from ...draw.numbers import FocusNumbers
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from ...errors import InputError
 
-RANK_COLOURS: Final = SCORE_COLOURS[3:0:-1]
-"""Colours from the highest rank to the lowest, without the ramp's ends, which would vanish on white and on black."""
-
-MOST_LAYER_TICKS: Final = 32
-"""With at most this many layers, every layer has a tick."""
-
-MOST_TIED_HEADS: Final = 6
-"""The largest number of heads with the same value that a hover box names."""
+RANK_COLOURS: Final = SCORE_COLOURS[3:0:-1]  # highest rank first; the ends would vanish on white and on black
+MOST_LAYER_TICKS: Final = 32  # with at most this many layers, every layer has a tick
+MOST_TIED_HEADS: Final = 6  # the largest number of heads with the same value that a hover box names
 
 
 def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart:

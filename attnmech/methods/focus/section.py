@@ -13,8 +13,7 @@ from ...draw.section import Section
 from ...draw.text import percent
 from .figures import focus_chart, rank_lines
 
-MANY: Final = 0.5
-"""A head counts as attending to a token if the token has the highest score in at least this share of rows."""
+MANY: Final = 0.5  # a head attends to a token that has the highest score in at least this share of rows
 
 _RANKS_JOINED: Final = (
     "Each line joins heads of equal rank: the highest of each layer, the second highest, and so on. It does not "

@@ -33,20 +33,16 @@ from ...runs.options import RunOptions
 from ...runs.residual_graph import Steps
 from ...runs.sweep import batches_of, run_sweep
 
-Pair = tuple[str, str]
-"""(question, answer)."""
+Pair = tuple[str, str]  # (question, answer)
 
 
 @dataclass(frozen=True)
 class Prompts:
     """Token ids of prompts; each ends with the first token of the right answer."""
 
-    right: list[Int[Tensor, " position"]]
-    """With right examples."""
-    shuffled: list[Int[Tensor, " position"]]
-    """With the same examples and their answers in another order."""
-    answers: list[int]
-    """The first token of each prompt's answer."""
+    right: list[Int[Tensor, " position"]]  # with right examples
+    shuffled: list[Int[Tensor, " position"]]  # with the same examples and their answers in another order
+    answers: list[int]  # the first token of each prompt's answer
 
 
 def prompts_of(
@@ -94,8 +90,7 @@ def _deranged(answers: list[str], drawn: Random) -> list[str]:
 class AgainstFoils(TextMeans):
     """Means that are clear only if the difference from the foils has the same sign, clearly."""
 
-    foils: TextMeans | None = None
-    """The effect on the right answer minus that on the foil; None if it was not measured."""
+    foils: TextMeans | None = None  # the effect on the right answer minus that on the foil; None if it was not measured
 
     @property
     def clear_alone(self) -> Bool[Tensor, "*place"]:

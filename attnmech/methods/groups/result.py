@@ -33,11 +33,8 @@ from ...results.table import AgainstBaseline
 from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text
 
-LEAST_PAIRS: Final = 5
-"""A claim needs at least this many matched pairs."""
-
-LEAST_DIFFERENCE: Final = 0.01
-"""The smallest difference from the baseline that can be claimed, as a share of a word's attention."""
+LEAST_PAIRS: Final = 5  # a claim needs at least this many matched pairs
+LEAST_DIFFERENCE: Final = 0.01  # the smallest claimed difference from the baseline, as a share of a word's attention
 
 
 @public
@@ -161,7 +158,6 @@ def group_attention(
 
 
 SIDES: Final = ("query", "key")
-
 _BY_TEXT: Final = ("attention", "baseline", "matched", "found")
 
 

@@ -11,19 +11,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-OFFSETS: Final = tuple(range(2, 9))
-"""The fixed offsets that are types, besides the token itself, the previous token and the next token."""
+OFFSETS: Final = tuple(range(2, 9))  # fixed offsets that are types, besides the previous, the next and the token itself
 
 POSITIONAL: Final = ("previous", "next", "self", *(f"{offset} back" for offset in OFFSETS), "first")
 """The types whose targets depend on positions alone."""
 
-CONTENT: Final = ("sentence end", "comma", "special", "duplicate", "induction", "media")
-"""The types whose targets depend on tokens."""
-
+CONTENT: Final = ("sentence end", "comma", "special", "duplicate", "induction", "media")  # targets depend on tokens
 TYPES: Final = (*POSITIONAL, *CONTENT)
-
-ANSWERED: Final = ("duplicate", "induction")
-"""The types whose targets predict a token: the token at the target."""
+ANSWERED: Final = ("duplicate", "induction")  # the types whose targets predict a token: the token at the target
 
 DISTANCES: Final = {"previous": 1, "next": -1, "self": 0} | {f"{offset} back": offset for offset in OFFSETS}
 """The distance back to the single target of a row, for the types that are defined by a distance."""

@@ -50,8 +50,7 @@ COLUMNS = ("head", "type", "score", "baseline", "above baseline", "writes", "cop
 """The columns of the table. The section's text gives the units."""
 
 
-BROAD: Final = 0.8
-"""A head without a claim is called broad if the entropy of its rows is at least this share of uniform attention's."""
+BROAD: Final = 0.8  # an unclaimed head is broad if its rows' entropy is at least this share of uniform attention's
 
 RESTING: Final = ("first", "self")
 """The types of heads that attend to nothing in particular. Examples show one of these only if there is no other type.
@@ -146,21 +145,14 @@ class Example:
     """The row of a head's attention that shows a type most clearly."""
 
     type: str
-    document: int
-    """The number of the text that contains the row."""
+    document: int  # the number of the text that contains the row
     query: int
-    key: int
-    """The position of the target that receives most of the row's attention."""
-    weight: float
-    """The attention that this key receives."""
-    above: float
-    """The attention that the row's targets receive, minus what uniform attention would give them."""
-    before: tuple[str, ...]
-    """The tokens up to and including the query."""
-    around: tuple[str, ...]
-    """The tokens around the key."""
-    key_at: int
-    """The index of the key in `around`."""
+    key: int  # the position of the target that receives most of the row's attention
+    weight: float  # the attention that this key receives
+    above: float  # the attention that the row's targets receive, minus what uniform attention would give them
+    before: tuple[str, ...]  # the tokens up to and including the query
+    around: tuple[str, ...]  # the tokens around the key
+    key_at: int  # the index of the key in `around`
 
     def __str__(self) -> str:
         return f"{''.join(self.before)} → {''.join(self.around[: self.key_at])}[{self.around[self.key_at]}]"

@@ -29,11 +29,8 @@ from ...results.provenance import Provenance
 from ...results.table import AgainstBaseline
 from ...runs.words import words_of
 
-LEAST_PAIRS: Final = 5
-"""A claim needs at least this number of labelled pairs of the relation."""
-
-LEAST_ACCURACY: Final = 0.5
-"""A claim needs the labelled key to have the highest attention in at least this share of pairs."""
+LEAST_PAIRS: Final = 5  # a claim needs at least this number of labelled pairs of the relation
+LEAST_ACCURACY: Final = 0.5  # a claim needs the labelled key to be the highest in at least this share of pairs
 
 
 @public

@@ -20,12 +20,10 @@ from ...results.by_layer import table_of
 from ...runs.haystacks import COUNT, first_token, ordinary_tokens
 from ...runs.reducer import Reducer, Run, Source, State
 
-_SHORTEST, _LONGEST = 14, 60
-"""The shortest and the longest repeated part. Lengths differ, so that copies are not at a fixed distance."""
+_SHORTEST, _LONGEST = 14, 60  # of the repeated part; lengths differ, so that copies are at no fixed distance
 
 
-TOKENS: Final = COUNT * (_SHORTEST + _LONGEST + 1)
-"""The total number of tokens."""
+TOKENS: Final = COUNT * (_SHORTEST + _LONGEST + 1)  # the total number of tokens
 
 
 def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Tensor, "1 position"]]:
@@ -49,8 +47,7 @@ def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Ten
         yield torch.cat((begin, chosen, chosen))[None]
 
 
-LEAST_SHARE: Final = 0.1
-"""A head is claimed only if it retrieves at least this share of the needles' tokens (Wu et al. 2024)."""
+LEAST_SHARE: Final = 0.1  # a claimed head retrieves at least this share of the needles' tokens (Wu et al. 2024)
 
 
 @dataclass(frozen=True)
@@ -90,12 +87,9 @@ class Retrieval:
     the needle's token its highest attention.
     """
 
-    context: int
-    """The number of tokens of each text."""
-    produced: Float[Tensor, "needle requested"]
-    """1 for tokens that the model produces, else 0."""
-    retrieved: Float[Tensor, "measured head needle"]
-    """The number of tokens of each needle that a head retrieves."""
+    context: int  # the number of tokens of each text
+    produced: Float[Tensor, "needle requested"]  # 1 for tokens that the model produces, else 0
+    retrieved: Float[Tensor, "measured head needle"]  # the number of tokens of each needle that a head retrieves
     by_position: Float[Tensor, "measured head needle"]
     """The mean number that it would retrieve if its highest keys were those of this text, but the needle lay where it
     lies in the other texts."""

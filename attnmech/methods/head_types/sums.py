@@ -80,11 +80,8 @@ def copying(
     return ranks, there
 
 
-AROUND_KEY: Final = range(-2, 3)
-"""The number of tokens stored around an example's key."""
-
-AROUND_QUERY: Final = range(-3, 1)
-"""The number of tokens stored up to an example's query."""
+AROUND_KEY: Final = range(-2, 3)  # the number of tokens stored around an example's key
+AROUND_QUERY: Final = range(-3, 1)  # the number of tokens stored up to an example's query
 
 BY_TEXT: Final = (
     "mass", "top", "alone", "count", "uniform", "at_distance", "rest_with", "rest_without", "count_with",
@@ -100,8 +97,7 @@ _EXAMPLE: Final = ("example", "example_at", "example_weight", "example_ids")
 class HeadTypeSums(Reducer):
     """Sums the attention on the targets of every type, what heads write from them, and the terms of the baselines."""
 
-    generated: bool = False
-    """Whether the tokens are random, so that a full stop does not end a sentence."""
+    generated: bool = False  # whether the tokens are random, so that a full stop does not end a sentence
 
     points = ("attn_in",)
     optional_points = ("attn_raw", "attn_out", "resid_post")
@@ -252,8 +248,7 @@ class _Targets:
     by_kind: Bool[Tensor, "kind batch row key"]
     there: Bool[Tensor, "kind batch row"]  # whether a row has a target of each type
     last: Int[Tensor, "answered batch row"]  # the last target of types with an answer; −1 for rows without a target
-    apart: Bool[Tensor, "kind batch row"]
-    """Whether a row has a target; except for the type "first", also whether the text's first token is not a target."""
+    apart: Bool[Tensor, "kind batch row"]  # has a target; except for "first", also: the text's first token is no target
     count: Float[Tensor, "kind batch"]  # the number of rows with a target
     uniform: Float[Tensor, "kind batch row"]  # the mass that uniform attention puts on targets
     at_distance: Float[Tensor, "content distance batch"]  # the number of targets at each distance

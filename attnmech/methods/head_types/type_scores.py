@@ -22,14 +22,9 @@ from ...runs.summed import OverGroups
 from .formulas import ANSWERED, CONTENT, POSITIONAL, TYPES
 from .sums import AROUND_KEY, AROUND_QUERY
 
-TRIVIAL_MASS: Final = 0.3
-"""A type is claimed only if the mean attention on its targets is at least this, or if `TRIVIAL_TOP` is reached."""
-
-TRIVIAL_TOP: Final = 0.5
-"""A type is also claimed if a target has the highest probability in at least this share of rows."""
-
-SUFFICES: Final = 0.75
-"""The position term alone explains a type if it would put on the targets at least this share of their attention."""
+TRIVIAL_MASS: Final = 0.3  # a claim needs at least this mean attention on the type's targets, or `TRIVIAL_TOP`
+TRIVIAL_TOP: Final = 0.5  # or a target with the highest probability in at least this share of rows
+SUFFICES: Final = 0.75  # the share of attention on targets that the position term alone must give to explain a type
 
 
 class ByType(dict[str, Any]):

@@ -28,8 +28,7 @@ from .numbers import NUMBERS, HeadNumbers
 from .patch_images import PatchImages
 from .pictures import AFTER, NAMES, criterion_curve, joint_scatter
 
-_RANDOM_POINTS: Final = 1_000
-"""The largest number of points per head among which `search` takes mean distances."""
+_RANDOM_POINTS: Final = 1_000  # the largest number of points per head among which `search` takes mean distances
 
 _ANOMALIES: Final[Mapping[str, float]] = {
     "norm disparity": math.log(2),
@@ -62,10 +61,8 @@ class Anomaly(NamedTuple):
 
     layer: int
     head: int
-    what: str
-    """"norm disparity", "separated clusters" or "attends to first"."""
-    number: float
-    """Median key norm / median query norm; distance between centroids / spread; mean attention to the first token."""
+    what: str  # "norm disparity", "separated clusters" or "attends to first"
+    number: float  # median key norm / query norm; distance of centroids / spread; mean attention to the first token
 
 
 @dataclass(frozen=True, repr=False)
@@ -379,5 +376,4 @@ class EmbeddedPoints(HeadNumbers, PagedResult):
         return sections
 
 
-_CHANGED: Final = 1e-5
-"""Changes of attention below this are attributed to rounding."""
+_CHANGED: Final = 1e-5  # changes of attention below this are attributed to rounding

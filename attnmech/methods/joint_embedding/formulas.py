@@ -23,8 +23,7 @@ from torch import Tensor
 
 from ...maths.ranks import rank_correlation
 
-NEAR: Final = 20.0
-"""τ is this percentile of the distances."""
+NEAR: Final = 20.0  # τ is this percentile of the distances
 
 
 def weighted_correlation(distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"]) -> float:
@@ -95,8 +94,7 @@ def distances_at(
     return torch.from_numpy(np.sqrt(np.maximum(squared, 0, out=squared), out=squared))
 
 
-GRID: Final = 25
-"""The number of values of c that are tried, from 1/8 to 8 times the closed form, in steps of 2^(1/4)."""
+GRID: Final = 25  # the number of values of c that are tried, from 1/8 to 8 times the closed form, in steps of 2^(1/4)
 
 
 def scale_of_norms(q: Float[Tensor, "query d"], k: Float[Tensor, "key d"]) -> float:

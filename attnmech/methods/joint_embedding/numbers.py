@@ -10,8 +10,7 @@ from ...maths.statistic import POSITIVE, UNBOUNDED, Statistic, Statistics
 class Number(Statistic):
     """A number measured on every head; the page shows numbers with a `label`."""
 
-    reading: str = ""
-    """The meaning of the number, in the words of the page."""
+    reading: str = ""  # the meaning of the number, in the words of the page
 
 
 class HeadNumbers:

@@ -31,9 +31,7 @@ FILES: Final = (
     *("embedding.js", "embedding.css"),
 )
 SCRIPT: Final = of_question("joint_embedding", tuple(files(__package__) / name for name in FILES))
-
-MOST_COMPARED: Final = 1000
-"""The largest number of points of a kind over which mean distances are taken, evenly chosen."""
+MOST_COMPARED: Final = 1000  # the largest number of points of a kind over which mean distances are taken, evenly chosen
 
 MEANINGS: Final = {
     "correlation (": "the same correlation between the plotted points, after projection",

@@ -13,20 +13,16 @@ from ...model.inputs.encoders import images_of
 from ...model.run.hooked import HookedModel
 from .token_pairs import Tokens
 
-PICTURES: Final = 20
-"""The largest number of images that are stored as pictures."""
+PICTURES: Final = 20  # the largest number of images that are stored as pictures
 
 
 @dataclass(frozen=True)
 class PatchImages:
     """The images whose patches are the tokens."""
 
-    grid: tuple[int, int]
-    """Rows and columns of patches."""
-    pictures: Mapping[str, str]
-    """The first pictures by their number, as data URIs."""
-    colours: Float[Tensor, "token 3"]
-    """The mean red, green and blue of each patch, 0 to 255; 0 for tokens that are not patches."""
+    grid: tuple[int, int]  # rows and columns of patches
+    pictures: Mapping[str, str]  # the first pictures by their number, as data URIs
+    colours: Float[Tensor, "token 3"]  # the mean red, green and blue of each patch, 0 to 255; 0 for other tokens
 
 
 def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImages | None:

@@ -18,9 +18,7 @@ from .projections import METRICS, trustworthiness
 from .token_pairs import Pairs, drawn
 
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
-
-_KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))
-"""The kinds of points with the colours and symbols of the page (`embedding_view`)."""
+_KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))  # colours and symbols of the page
 
 
 def joint_scatter(
@@ -90,9 +88,7 @@ def criterion_curve(grid: Float[np.ndarray, " c"], curve: Float[np.ndarray, " c"
     return figure
 
 
-TRUST_POINTS: Final = 1_000
-"""The largest number of random points for trustworthiness, which compares every pair of points."""
-
+TRUST_POINTS: Final = 1_000  # the most random points for trustworthiness, which compares every pair of points
 AFTER: Final = ("correlation", "spearman", "trustworthiness")
 
 

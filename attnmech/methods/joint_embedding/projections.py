@@ -17,20 +17,14 @@ from torch import Tensor
 from ...errors import InputError
 from .token_pairs import drawn
 
-Points: TypeAlias = NDArray[Any]
-"""`[point d]`, in float32 or float64."""
-
-Watch: TypeAlias = Callable[[float], None]
-"""Called with the share of a projection's iterations that are done, if the library tells it."""
-
+Points: TypeAlias = NDArray[Any]  # `[point d]`, in float32 or float64
+Watch: TypeAlias = Callable[[float], None]  # called with the share of iterations done, if the library tells it
 PROJECTIONS: Final = ("pca", "tsne", "umap", "pacmap", "opentsne")
 
 METRICS: Final = {"pca": "euclidean", "pacmap": "euclidean", "tsne": "cosine", "umap": "cosine", "opentsne": "cosine"}
 """The metric of the neighbours that each projection preserves; AttentionViz uses the cosine for t-SNE and UMAP."""
 
-NEIGHBOURS: Final = {"umap": 15, "pacmap": 10}
-"""The number of neighbours that UMAP and PaCMAP use: their own defaults."""
-
+NEIGHBOURS: Final = {"umap": 15, "pacmap": 10}  # the number of neighbours that UMAP and PaCMAP use: their own defaults
 TRUSTED: Final = 5
 
 CANNOT_PLACE: Final = {
@@ -39,14 +33,9 @@ CANNOT_PLACE: Final = {
 }
 
 _PACKAGES: Final = {"umap": "umap", "pacmap": "pacmap", "opentsne": "openTSNE"}
-
-FITTED: Final = 12_000
-"""The largest number of a head's points to which a projection is fitted; it then places the other points."""
-
+FITTED: Final = 12_000  # the most points of a head to which a projection is fitted; it then places the others
 Place: TypeAlias = Callable[[Points], Points]
-
-Fitted: TypeAlias = tuple[Points, Place | None]
-"""Points in 2 or 3 dimensions; None if the library cannot place further points (`CANNOT_PLACE`)."""
+Fitted: TypeAlias = tuple[Points, Place | None]  # None if the library places no further points: `CANNOT_PLACE`
 
 
 @dataclass(frozen=True)

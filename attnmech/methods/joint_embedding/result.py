@@ -39,16 +39,10 @@ from .projections import CANNOT_PLACE, PROJECTIONS, Place, Projecting, require_i
 from .sums import Embedder, Plan, in_threads
 from .token_pairs import Tokens, sampled
 
-KEPT_BYTES: Final = 2**30
-"""The most memory that the sampled vectors of all heads may take, in bytes."""
-
-CARRIED_BYTES: Final = 2**25
-"""The most memory that the whole patterns of a few texts may take, in bytes."""
-
+KEPT_BYTES: Final = 2**30  # the most memory that the sampled vectors of all heads may take, in bytes
+CARRIED_BYTES: Final = 2**25  # the most memory that the whole patterns of a few texts may take, in bytes
 _CARRIED: Final = 8
-
-TOKENS: Final = 2**14
-"""The smallest number of tokens of a corpus that are run, if it has that many."""
+TOKENS: Final = 2**14  # the smallest number of tokens of a corpus that are run, if it has that many
 
 
 @public

@@ -39,11 +39,8 @@ from .formulas import (
 from .numbers import NUMBERS
 from .token_pairs import Pairs, Tokens, drawn, visible_pairs
 
-CURVE_PAIRS: Final = 20_000
-"""The largest number of random pairs on which c is chosen; the correlation at that c is over all pairs."""
-
-_FLAT: Final = 1e-6
-"""The smallest variation over the grid at which the criterion counts as dependent on c."""
+CURVE_PAIRS: Final = 20_000  # the most random pairs on which c is chosen; the correlation at that c is over all pairs
+_FLAT: Final = 1e-6  # the smallest variation over the grid at which the criterion counts as dependent on c
 
 
 @dataclass(frozen=True)
@@ -62,21 +59,18 @@ class Plan:
     bos: bool | None
     truncate: bool
     progress: bool
-    fixed: Mapping[tuple[int, int], ScaleAndShift] = field(default_factory=dict)
-    """For heads that are placed in an existing embedding, its scale and shift, which replace the heads' own."""
+    fixed: Mapping[tuple[int, int], ScaleAndShift] = field(default_factory=dict)  # those of an existing embedding
 
 
 @dataclass(frozen=True)
 class EmbeddedHead:
     """One head's points before projection, and its numbers over all tokens."""
 
-    vectors: Float[Tensor, "point d"]
-    """The queries of the sampled tokens, followed by their keys."""
+    vectors: Float[Tensor, "point d"]  # the queries of the sampled tokens, followed by their keys
     offset: Float[Tensor, " d"]
     norms: Float[Tensor, " point"]
     numbers: dict[str, float]
-    flag: str
-    """"edge" if the best c lies at an end of the grid, "flat" if the criterion does not depend on c, else ""."""
+    flag: str  # "edge" if the best c lies at an end of the grid, "flat" if the criterion does not depend on c, else ""
     grid: Float64[Tensor, " c"]
     curve: Float64[Tensor, " c"]
 
@@ -90,8 +84,7 @@ class OneHead:
     """One head's queries and keys on the whole batch, with the other parts of its scores."""
 
     embedder: "Embedder"
-    block: RowBlock
-    """The layer's last block of rows."""
+    block: RowBlock  # the layer's last block of rows
     pairs: Pairs
     rows: Int[Tensor, " row"]
     seen: Bool[Tensor, "batch row key"]
@@ -284,8 +277,7 @@ def _alone() -> None:
     threadpool_limits(1, user_api="openmp")
 
 
-ROWS: Final = 512
-"""The largest number of evenly spaced rows of each text in which `shift_share` and `attention_change` are measured."""
+ROWS: Final = 512  # the most evenly spaced rows of a text in which `shift_share` and `attention_change` are measured
 
 
 class Embedder:

@@ -15,9 +15,7 @@ from torch import Tensor
 from ...batch import Batch
 from ...model.parts.mask import MaskRule
 
-CELLS: Final = 2**21
-"""The largest number of query-key cells, including hidden ones, up to which every pair is used; beyond it, a sample."""
-
+CELLS: Final = 2**21  # up to this many query-key cells, including hidden ones, every pair is used; then a sample
 _ROWS_AT_ONCE: Final = 64
 
 
@@ -26,8 +24,7 @@ class Tokens:
     """Some real tokens of a batch in one row, text by text; pairs refer to tokens by their indices in the row."""
 
     text: Int[Tensor, " token"]
-    position: Int[Tensor, " token"]
-    """Positions in the batch, counting padding on the left."""
+    position: Int[Tensor, " token"]  # positions in the batch, counting padding on the left
 
     @classmethod
     def of(cls, batch: Batch) -> "Tokens":
@@ -80,8 +77,7 @@ class Pairs:
     query: Int[Tensor, " pair"]
     key: Int[Tensor, " pair"]
     counts: tuple[int, ...]
-    whole: bool
-    """Whether these are all pairs; otherwise they are a seeded sample."""
+    whole: bool  # whether these are all pairs; otherwise they are a seeded sample
 
     def __len__(self) -> int:
         return len(self.query)

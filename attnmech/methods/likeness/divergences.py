@@ -29,11 +29,8 @@ from ...model.attention.observed import RowBlock
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.token_types import ROW_CLASSES, row_classes
 
-KEPT_BYTES: Final = 200_000_000
-"""The most memory that the patterns of a batch's sampled rows may take, in bytes."""
-
-SUMS_BYTES: Final = 100_000_000
-"""The most memory that the sums between heads of different layers may take, in bytes."""
+KEPT_BYTES: Final = 200_000_000  # the most memory that the patterns of a batch's sampled rows may take, in bytes
+SUMS_BYTES: Final = 100_000_000  # the most memory that the sums between heads of different layers may take, in bytes
 
 STATE: Final[Mapping[str, Any]] = {
     "within": Float[Tensor, "layer pair group"],
@@ -48,8 +45,7 @@ in lexical order.
 """
 
 _BY_TEXT: Final = ("within", "counts")
-_ALL_BY_TEXT: Final = (*_BY_TEXT, "between", "sampled")
-"""The entries of a state whose last axis is texts, or groups of texts."""
+_ALL_BY_TEXT: Final = (*_BY_TEXT, "between", "sampled")  # the last axis is texts, or groups of texts
 
 
 def axis_lengths(layers: int, heads: int, rows: int) -> dict[str, int]:
@@ -249,8 +245,7 @@ def clustered(
     return tuple(sorted(map(tuple, members.values()), key=lambda group: (-len(group), group)))
 
 
-ROWS: Final = 8
-"""The number of rows of each text on which heads are compared."""
+ROWS: Final = 8  # the number of rows of each text on which heads are compared
 
 
 @dataclass(frozen=True)

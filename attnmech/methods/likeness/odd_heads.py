@@ -45,9 +45,7 @@ from ...runs.summed import SummedTable
 from ...runs.token_types import ROW_CLASSES, row_classes
 from ...runs.update_sums import UpdateSums
 
-FAR: Final = ("far", "far_ordinary")
-"""The two measures of attention beyond a distance: to all keys, and to all keys except the text's first token."""
-
+FAR: Final = ("far", "far_ordinary")  # attention beyond a distance: to all keys; to all but the first token
 _PARTS: Final[Mapping[str, Reducer]] = {"focus": FocusSums(), "updates": UpdateSums()}
 _BY_TEXT: Final = (
     "far_mass", "far_uniform", "far_rows", "focus_sums", "focus_counts", "update_sums", "update_counts",
@@ -147,9 +145,7 @@ class OddHeadStatistics:
 
 
 STATISTICS: Final = Statistics(OddHeadStatistics, Statistic)
-
-CLASSES: Final = ("dead", "sink", "low entropy")
-"""The classes of collapse; a head belongs to the first class that applies."""
+CLASSES: Final = ("dead", "sink", "low entropy")  # of collapse; a head belongs to the first that applies
 
 
 @public

@@ -100,8 +100,7 @@ def _sides(points: Float[np.ndarray, "head 2"], names: Sequence[str]) -> list[st
     return chosen
 
 
-_MAPS: Final = 6
-"""The largest number of layers that a page shows as maps."""
+_MAPS: Final = 6  # the largest number of layers that a page shows as maps
 
 
 @public

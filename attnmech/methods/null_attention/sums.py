@@ -39,20 +39,16 @@ SINKS: Final[Mapping[str, str]] = {
 }
 """The possible sinks, with the words for them."""
 
-FACTS: Final = ("sink_mass", "value_ratio", "update_at_sink", "update_elsewhere")
-"""The numbers measured for every head in every text, in the order of the axis `fact`."""
+FACTS: Final = ("sink_mass", "value_ratio", "update_at_sink", "update_elsewhere")  # in the order of the axis `fact`
 
 
 @dataclass(frozen=True)
 class Sinks:
     """The measurements of the sinks of some texts."""
 
-    facts: Float[Tensor, "fact layer head text"]
-    """`FACTS`; NaN where a text has no row or token that defines one."""
-    keys: Bool[Tensor, "#layer #head text key"]
-    """True at the sink."""
-    mean_value: Float[Tensor, "layer head d_value"]
-    """Each head's mean value v over all tokens other than the sink; NaN if there are none."""
+    facts: Float[Tensor, "fact layer head text"]  # `FACTS`; NaN where a text has no row or token that defines one
+    keys: Bool[Tensor, "#layer #head text key"]  # True at the sink
+    mean_value: Float[Tensor, "layer head d_value"]  # the mean v over all tokens but the sink; NaN if there are none
 
 
 def sinks_of(

@@ -34,28 +34,19 @@ CLASSES: Final[tuple[Sequence[str], ...]] = (
 )  # fmt: skip
 """The words of each class, in order. The last word of a class has no successor."""
 
-LEAST_TOKENS: Final = 4
-"""A class in one spelling counts if the vocabulary holds at least this number of its words as single tokens."""
-
-_BEFORE: Final = ("", " ", "Ġ", "▁")
-"""How the names of tokens begin: without a space, or with one (as such, or in byte-level and SentencePiece
-tokenizers)."""
+LEAST_TOKENS: Final = 4  # a class in one spelling counts with at least this many words that are single tokens
+_BEFORE: Final = ("", " ", "Ġ", "▁")  # a name's beginning: no space, or one (as is, byte-level, SentencePiece)
 
 
 @dataclass(frozen=True)
 class Steps:
     """The steps from a word to its successor that a vocabulary holds, in all spellings."""
 
-    names: tuple[str, ...]
-    """The words of each step: "monday → tuesday"."""
-    ids: Int[Tensor, " token"]
-    """The tokens of all spellings of all classes, in the order of the class."""
-    spelling: Int[Tensor, " token"]
-    """The number of the class and spelling to which a token belongs."""
-    at: Int[Tensor, " pair"]
-    """The index of each token whose successor is the next of `ids`."""
-    step: Int[Tensor, " pair"]
-    """The index of the step in `names`."""
+    names: tuple[str, ...]  # the words of each step: "monday → tuesday"
+    ids: Int[Tensor, " token"]  # the tokens of all spellings of all classes, in the order of the class
+    spelling: Int[Tensor, " token"]  # the number of the class and spelling to which a token belongs
+    at: Int[Tensor, " pair"]  # the index of each token whose successor is the next of `ids`
+    step: Int[Tensor, " pair"]  # the index of the step in `names`
 
     @classmethod
     def of(cls, tokenizer: Any, vocab: int) -> "Steps":
@@ -135,12 +126,9 @@ class Successors:
     steps: tuple[str, ...]
     """The steps between words that the vocabulary holds as single tokens, such as "monday → tuesday"; empty if these
     are too few."""
-    raised: Int[Tensor, "measured head step"]
-    """The number of spellings in which a head raises the successor most, of the tokens of the class."""
-    spellings: Int[Tensor, " step"]
-    """The number of spellings: with and without a leading space, capitalised or not."""
-    by_chance: Float[Tensor, " step"]
-    """`raised` by chance."""
+    raised: Int[Tensor, "measured head step"]  # in how many spellings a head raises the successor most in its class
+    spellings: Int[Tensor, " step"]  # the number of spellings: with and without a leading space, capitalised or not
+    by_chance: Float[Tensor, " step"]  # `raised` by chance
 
     @property
     def share(self) -> Float[Tensor, "measured head"]:
@@ -159,14 +147,11 @@ class Pair:
 
     layer: int
     head: int
-    kind: str
-    """"raised" or "lowered"."""
-    rank: int
-    """The place of the pair among those of its kind, from 0."""
+    kind: str  # "raised" or "lowered"
+    rank: int  # the place of the pair among those of its kind, from 0
     read: str
     written: str
-    logit: float
-    """What the head adds to the logit of `written` if it attends only to `read`, above the mean over the vocabulary."""
+    logit: float  # added to the logit of `written` if the head attends only to `read`, minus the vocabulary's mean
     read_id: int
     written_id: int
 
@@ -188,19 +173,15 @@ def pairs_chart(pairs: Sequence[Sequence[Sequence[Pair]]], kind: str) -> Chart:
     return table_of_heads(texts, 60 + 26 * len(pairs[0][0]))
 
 
-TYPES: Final = {"copy suppression": "suppressed", "successor": "successor"}
-"""The types, with the statistic of each."""
-
-LEAST_SHARE: Final = 0.5
-"""A claim needs at least this share of tokens."""
+TYPES: Final = {"copy suppression": "suppressed", "successor": "successor"}  # the types, with the statistic of each
+LEAST_SHARE: Final = 0.5  # a claim needs at least this share of tokens
 
 
 class Shares(NamedTuple):
     """A share of tokens for each head."""
 
     share: Float[Tensor, "measured head"]
-    tokens: int
-    """The number of tokens that count as independent."""
+    tokens: int  # the number of tokens that count as independent
     chance: float
 
 

@@ -15,9 +15,7 @@ from torch import Tensor
 from ...maths.blocks import block_bytes
 from ...maths.statistic import Statistic, Statistics
 
-TOP: Final = 10
-"""A token is copied if its own logit is among this many highest, suppressed if it is among this many lowest."""
-
+TOP: Final = 10  # copied: the own logit is among this many highest; suppressed: among this many lowest
 _TOKENS: Final = 1024  # the largest number of tokens read whose logits are computed at a time
 
 
@@ -25,10 +23,8 @@ _TOKENS: Final = 1024  # the largest number of tokens read whose logits are comp
 class OwnPlaces:
     """The place of each token read in the order of the logits that a head writes for it."""
 
-    above: Int[Tensor, "*heads token"]
-    """The number of tokens of the vocabulary with a higher logit."""
-    below: Int[Tensor, "*heads token"]
-    """The number of tokens of the vocabulary with a lower logit."""
+    above: Int[Tensor, "*heads token"]  # the number of tokens of the vocabulary with a higher logit
+    below: Int[Tensor, "*heads token"]  # the number of tokens of the vocabulary with a lower logit
     vocab: int
 
     @property
@@ -47,8 +43,7 @@ class OwnStatistic(Statistic):
     """A mean over the tokens that a head reads, with its value for each."""
 
     value: Callable[[OwnPlaces], Tensor]
-    chance: Callable[[int], float]
-    """The mean for a head whose logits are unrelated to the token read, given the size of the vocabulary."""
+    chance: Callable[[int], float]  # the mean for logits unrelated to the token read, by size of the vocabulary
 
 
 def _chance_of_top(vocab: int) -> float:
@@ -80,8 +75,7 @@ class OwnTokens:
     )
 
 
-OWN: Final = Statistics(OwnTokens, OwnStatistic)
-"""How heads write the tokens that they read; ties count half."""
+OWN: Final = Statistics(OwnTokens, OwnStatistic)  # how heads write the tokens that they read; ties count half
 
 
 class TokenStatistics(OwnTokens):
@@ -95,8 +89,7 @@ class TokenStatistics(OwnTokens):
     )
 
 
-STATISTICS: Final = Statistics(TokenStatistics, Statistic)
-"""The numbers of each head."""
+STATISTICS: Final = Statistics(TokenStatistics, Statistic)  # the numbers of each head
 
 
 def extremes_of(

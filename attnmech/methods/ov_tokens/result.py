@@ -38,8 +38,7 @@ from .claims import Pair, Shares, Steps, Successors, claimed, pairs_chart
 from .formulas import OWN, STATISTICS, TOP, OwnPlaces, TokenStatistics, extremes_of
 from .sums import Circuits, ScaleSums
 
-KINDS: Final = ("raised", "lowered")
-"""The kinds of pairs."""
+KINDS: Final = ("raised", "lowered")  # the kinds of pairs
 
 
 @public

@@ -81,8 +81,7 @@ class Circuits:
 class ScaleSums(Reducer):
     """Counts the ordinary tokens of texts (neither special nor first) by id, and sums two factors over their rows."""
 
-    normed: bool
-    """Whether there is a norm between attention and stream."""
+    normed: bool  # whether there is a norm between attention and stream
 
     @property
     def points(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -32,11 +32,8 @@ from ...runs.options import SweepOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import Swept, run_sweep
 
-BY_HEAD: Final = ("z", "q", "k", "v", "pattern")
-"""The points that can be patched head by head; k and v are patched by kv head."""
-
-BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
-"""The points that can be patched at each position of a layer."""
+BY_HEAD: Final = ("z", "q", "k", "v", "pattern")  # can be patched head by head; k and v by kv head
+BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")  # can be patched at one position
 
 
 @dataclass(frozen=True, repr=False)

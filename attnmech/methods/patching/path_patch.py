@@ -24,8 +24,7 @@ from ...runs.options import SweepOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import LATER, run_sweep
 
-THROUGH: Final = ("q", "k", "v")
-"""The inputs of a receiving head at which a path may end."""
+THROUGH: Final = ("q", "k", "v")  # the inputs of a receiving head at which a path may end
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,12 +156,9 @@ def path_patch(
 class _Paths:
     """The interventions along the paths from senders."""
 
-    sent: Mapping[int, Values]
-    """z in the corrupted run, by layer."""
-    held: Mapping[int, tuple[Intervention, ...]]
-    """The interventions that hold z of all heads at its clean value, for each layer after the first sender's."""
-    mlps: Mapping[int, Intervention]
-    """The interventions that hold MLPs at their clean outputs, by layer; empty if MLPs are recomputed."""
+    sent: Mapping[int, Values]  # z in the corrupted run, by layer
+    held: Mapping[int, tuple[Intervention, ...]]  # hold z of all heads at clean values, after the first sender's layer
+    mlps: Mapping[int, Intervention]  # hold MLPs at their clean outputs, by layer; empty if MLPs are recomputed
     stack: str
 
     @classmethod

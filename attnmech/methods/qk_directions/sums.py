@@ -44,10 +44,8 @@ class Directions:
     """
 
     singular: Float[Tensor, "*heads direction"]
-    query: Float[Tensor, "*heads direction d_model"]
-    """u_r, of length 1: what queries read."""
-    key: Float[Tensor, "*heads direction d_model"]
-    """v_r, of length 1: what keys read at the distance of R."""
+    query: Float[Tensor, "*heads direction d_model"]  # u_r, of length 1: what queries read
+    key: Float[Tensor, "*heads direction d_model"]  # v_r, of length 1: what keys read at the distance of R
     a: Float[Tensor, "*heads d_head direction"]
     c: Float[Tensor, "*heads d_head direction"]
 

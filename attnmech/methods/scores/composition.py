@@ -88,8 +88,7 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
     )
 
 
-_READ: Final = {"q": ("W_Q", "W_K"), "k": ("W_K", "W_Q"), "v": ("W_V", "W_O")}
-"""The matrices b_1 and b_2 of W_B = b_1 b_2ᵀ."""
+_READ: Final = {"q": ("W_Q", "W_K"), "k": ("W_K", "W_Q"), "v": ("W_V", "W_O")}  # b_1 and b_2 of W_B = b_1 b_2ᵀ
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,7 @@ class Factors:
     """
 
     weights: AttentionWeights
-    gamma: Float[Tensor, " d_model"]
-    """The weight of the norm before attention."""
+    gamma: Float[Tensor, " d_model"]  # the weight of the norm before attention
     _triangles: dict[str, Float[Tensor, "head rank d_head"]] = field(default_factory=dict)
 
     def matrix(self, name: str) -> Float[Tensor, "head d_model d_head"]:

@@ -459,11 +459,8 @@ class SourceDecomposition(Result):
         return here
 
 
-_DRAWN: Final = 12
-"""The number of sources at the query, and at the key, in a map of pairs."""
-
-_NAMED: Final = 3
-"""The number of pairs of sources that `explain` names."""
+_DRAWN: Final = 12  # the number of sources at the query, and at the key, in a map of pairs
+_NAMED: Final = 3  # the number of pairs of sources that `explain` names
 
 
 def _largest(values: Float[Tensor, " pair"], count: int) -> list[int]:

@@ -42,8 +42,7 @@ from .section import LEDGERS, MAPS, score_sections
 from .terms_of_scores import SplitScores
 from .wavelengths import dimension_bars
 
-RANKS: Final = 10
-"""The number of ranks from which the reader of a view of `score_shares` chooses."""
+RANKS: Final = 10  # the number of ranks from which the reader of a view of `score_shares` chooses
 
 
 @public

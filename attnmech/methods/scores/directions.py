@@ -23,8 +23,7 @@ from ...model.parts.hashes import tensors_hash
 class Dictionary(Protocol):
     """A sparse autoencoder, as SAELens has it."""
 
-    W_dec: Tensor
-    """The directions, `[feature d_model]`; a `b_dec` of `[d_model]` is added to them, if there is one."""
+    W_dec: Tensor  # the directions, `[feature d_model]`; a `b_dec` of `[d_model]` is added to them, if there is one
 
     def encode(self, x: Tensor) -> Tensor:
         """The activations `[… feature]` of a stream `[… d_model]`."""
@@ -32,7 +31,6 @@ class Dictionary(Protocol):
 
 
 Directions: TypeAlias = Mapping[str, Any] | Dictionary
-
 _SHIFT: Final = "norm shift"
 _RESERVED: Final = ("rest", "bias", "other features", _SHIFT)
 
@@ -44,8 +42,7 @@ class StreamSplit:
     vectors: Float[Tensor, "feature d_model"]
     bias: Float[Tensor, " d_model"] | None
     encode: Callable[[Tensor], Tensor]
-    names: tuple[str, ...] | None
-    """The names of the directions; None for a dictionary, whose features have numbers."""
+    names: tuple[str, ...] | None  # the names of the directions; None for a dictionary, whose features have numbers
     description: str
 
     @classmethod

@@ -57,9 +57,7 @@ def _gathered(
     return torch.cat([values[first], values[others].sum(dim=0)[None]]), [*labels, f"{len(others)} other"]
 
 
-TRIANGLE_CORNERS: Final = {"a": "position", "b": "key_bias", "c": "query_key"}
-"""The term at each corner of the ternary plot: a at the top, b on the left, c on the right."""
-
+TRIANGLE_CORNERS: Final = {"a": "position", "b": "key_bias", "c": "query_key"}  # a at the top, b left, c right
 _LEGEND_ABOVE: Final = {"yref": "container", "y": 0.995, "yanchor": "top"}
 
 

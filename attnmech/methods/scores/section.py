@@ -48,8 +48,7 @@ WEIGHT: Final = Choice(
     everywhere=True,
 )
 
-SMALLEST_LEAD: Final = 0.0005
-"""The smallest lead listed; a smaller one would print as 0.000."""
+SMALLEST_LEAD: Final = 0.0005  # the smallest lead listed; a smaller one would print as 0.000
 
 
 def score_sections(

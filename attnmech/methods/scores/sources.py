@@ -28,8 +28,7 @@ from ...model.attention.observed import RowBlock
 from ...model.run.hooked import HookedModel
 from ...model.stack.ledger import Cells, ScoreAudit, made_of_parts
 
-_TOGETHER_BYTES: Final = 2**24
-"""The bytes of queries in a batch of sources: enough for fast matrix products, few enough for the cache."""
+_TOGETHER_BYTES: Final = 2**24  # bytes of queries at once: enough for fast matrix products, few enough for the cache
 
 PartsOf: TypeAlias = Callable[[RowBlock, Cells], Iterator[tuple[str, Float[Tensor, "batch position d_model"]]]]
 """The sources of a layer's `attn_in` in some cells: their labels, and parts that add up to it."""
@@ -43,22 +42,16 @@ class SourceParts:
     """
 
     layer: int
-    heads: tuple[int, ...]
-    """The heads decomposed, in the order of the axis `head`."""
-    sources: tuple[str, ...]
-    """The writers in the order in which they write, or the directions, along the axis `source`."""
+    heads: tuple[int, ...]  # the heads decomposed, in the order of the axis `head`
+    sources: tuple[str, ...]  # the writers in the order in which they write, or the directions, along the axis `source`
     scale: float
     query: Float[Tensor, "batch head cell source d_head"]
     key: Float[Tensor, "batch head cell source d_head"]
-    mean_key: Float[Tensor, "batch head cell source d_head"]
-    """What each source adds to the mean of the keys that the cell's row sees."""
+    mean_key: Float[Tensor, "batch head cell source d_head"]  # what each source adds to the mean key that the row sees
     query_at: Int[Tensor, " cell"]
-    key_at: Int[Tensor, "batch head cell"]
-    """The cell's key; −1 where the text lacks the cell: at padding, or where the row does not see the key."""
-    keys_seen: Int[Tensor, "batch cell"]
-    """The number of keys that the cell's row sees."""
-    preference: Float[Tensor, "batch head cell"]
-    """The model's score in the cell, minus the mean score over the keys that its row sees."""
+    key_at: Int[Tensor, "batch head cell"]  # the cell's key; −1 at padding, or where the row does not see the key
+    keys_seen: Int[Tensor, "batch cell"]  # the number of keys that the cell's row sees
+    preference: Float[Tensor, "batch head cell"]  # the cell's score minus the mean score over keys that its row sees
     others: Mapping[str, Float[Tensor, "batch head cell"]] = field(default_factory=dict)
     """What each other term of the score adds to `preference`; empty in files of older versions."""
 

@@ -57,8 +57,7 @@ class ScoreShares:
     position_to_content = _share("position_to_content", "the distances that the key's content prefers")
 
 
-ALL_TERMS: Final = tuple(Statistics(ScoreShares, Statistic))
-"""The terms, in the order of the axis `statistic`."""
+ALL_TERMS: Final = tuple(Statistics(ScoreShares, Statistic))  # the terms, in the order of the axis `statistic`
 
 
 @public

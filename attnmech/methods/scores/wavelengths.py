@@ -38,11 +38,8 @@ from ...results.by_layer import table_of
 from ...results.figure_file import SavesFigures
 from ...results.score_terms import TermsByHead, require_term
 
-EDGES: Final = (8.0, 64.0, 512.0, 4096.0)
-"""The wavelengths, in tokens, at which bands end by default."""
-
-UNROTATED: Final = "not rotated"
-"""The band of dimensions that do not turn."""
+EDGES: Final = (8.0, 64.0, 512.0, 4096.0)  # the wavelengths, in tokens, at which bands end by default
+UNROTATED: Final = "not rotated"  # the band of dimensions that do not turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,8 +178,7 @@ def dimensions_of(band: str, edges: Sequence[float], parts: ScoreParts) -> Bool[
     return (place == band_names(edges).index(band)) & ~turns.isinf()
 
 
-_ROUNDING: Final = 0.03
-"""Rotary tables in bfloat16 change a position term by up to this share of its largest value."""
+_ROUNDING: Final = 0.03  # rotary tables in bfloat16 change a position term by up to this share of its largest value
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,13 +191,10 @@ class PositionKernel(SavesFigures):
     """
 
     layers: tuple[int, ...]
-    distances: Int[Tensor, " distance"]
-    """Distances in tokens, from 0 to the text's length; from minus that length in a model that sees later tokens."""
+    distances: Int[Tensor, " distance"]  # in tokens, from 0 to the text's length; from −length if later tokens are seen
     values: Float[Tensor, "layer head distance"]
-    bands: Mapping[str, Float[Tensor, "layer head distance"]]
-    """What each band of wavelengths adds; empty without rotated means."""
-    edges: tuple[float, ...]
-    """The wavelengths that separate the bands, in tokens."""
+    bands: Mapping[str, Float[Tensor, "layer head distance"]]  # what each band adds; empty without rotated means
+    edges: tuple[float, ...]  # the wavelengths that separate the bands, in tokens
 
     @classmethod
     def of(

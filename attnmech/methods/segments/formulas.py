@@ -16,14 +16,9 @@ from torch import Tensor
 
 from ...maths.float64 import as_float64
 
-_MOST_STEPS: Final = 1000
-"""The largest number of steps in a fit."""
-
-_CLOSE: Final = 1e-5
-"""A fit ends when less than this share of the attention lies at a wrong distance."""
-
-_ROUNDING: Final = 1e-6
-"""Scores count as equal if their spread is below this share of the largest score."""
+_MOST_STEPS: Final = 1000  # the largest number of steps in a fit
+_CLOSE: Final = 1e-5  # a fit ends when less than this share of the attention lies at a wrong distance
+_ROUNDING: Final = 1e-6  # scores count as equal if their spread is below this share of the largest score
 
 
 def received_by_segment(
@@ -57,12 +52,9 @@ class ByDistance:
     1,000 tokens it misplaces 26 % of the attention, because keys near the beginning receive more.)
     """
 
-    weights: Float[Tensor, "*places distance"]
-    """w(d), for d from 0, or from 1 − length if tokens attend both ways."""
-    factors: Float[Tensor, "*places row"]
-    """r_i."""
-    first_key: int = 0
-    """The first key that counts: 1 if the text's first token is left out."""
+    weights: Float[Tensor, "*places distance"]  # w(d), for d from 0, or from 1 − length if tokens attend both ways
+    factors: Float[Tensor, "*places row"]  # r_i
+    first_key: int = 0  # the first key that counts: 1 if the text's first token is left out
 
     @classmethod
     def fitted(

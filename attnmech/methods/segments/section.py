@@ -16,8 +16,7 @@ from ...draw.segments import segment_labels
 from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
 from ...draw.text import bound, isolated, percent, visible_token
 
-_BEGINNING: Final = 60
-"""The largest number of a segment's characters that a finding quotes."""
+_BEGINNING: Final = 60  # the largest number of a segment's characters that a finding quotes
 
 
 def segment_section(

@@ -38,8 +38,7 @@ from .means import SegmentMeans
 from .segmentation import Segmented, Segments, real_texts
 from .sums import SegmentSums, of_text
 
-BASELINES: Final = ("tokens", "segments")
-"""The units in which a baseline measures distance."""
+BASELINES: Final = ("tokens", "segments")  # the units in which a baseline measures distance
 
 
 _LABELS: Final = {
@@ -370,8 +369,7 @@ class SegmentAttention(SegmentMeans):
         return [(int(row), int(place)) for row, place in zip(*places, strict=True)]
 
 
-_LINES: Final = 5
-"""The number of heads in a figure of receivers."""
+_LINES: Final = 5  # the number of heads in a figure of receivers
 
 
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x")

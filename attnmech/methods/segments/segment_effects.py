@@ -36,11 +36,8 @@ from ...runs.options import RunOptions
 from ...runs.sweep import run_sweep
 from .segmentation import Segmented, Segments, real_texts
 
-STRONGEST: Final = 20
-"""The number of key segments that are measured if all pairs would take too long."""
-
+STRONGEST: Final = 20  # the number of key segments that are measured if all pairs would take too long
 METRICS: Final = ("kl", "loss")
-
 _LABELS: Final = {"kl": "KL, nats", "loss": "loss, nats"}
 
 

@@ -21,12 +21,8 @@ from ...errors import InputError
 from ...model.parts.pieces import characters_of, text_of
 from ...runs.token_types import ENDS
 
-KINDS: Final = ("sentence", "line", "document", "kind")
-"""The kinds of segments that are read from the text itself."""
-
-Segments: TypeAlias = str | Sequence[Any]
-"""One of `KINDS`, or spans: a list of (start, end); for several texts, a list of these lists."""
-
+KINDS: Final = ("sentence", "line", "document", "kind")  # the kinds of segments that are read from the text itself
+Segments: TypeAlias = str | Sequence[Any]  # one of `KINDS`, or spans (start, end); for several texts, a list of lists
 _MARK: Final = regex.compile(f"[{ENDS}]")
 
 _SENTENCE: Final = regex.compile(
@@ -45,8 +41,7 @@ _LINE: Final = regex.compile(r"[\n\r\v\f\x85\u2028\u2029]+")
 class Segmented:
     """The segments of the texts of a batch."""
 
-    of_token: Int[Tensor, "batch position"]
-    """The segment of each token; −1 at padding."""
+    of_token: Int[Tensor, "batch position"]  # the segment of each token; −1 at padding
     starts: tuple[tuple[int, ...], ...]
     """Each segment's start, counted from the text's first token, followed by the text's length."""
 

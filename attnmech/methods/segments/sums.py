@@ -19,14 +19,9 @@ from ...runs.reducer import Reducer, Run, State
 from .formulas import ByDistance, by_lag, peakedness, received_by_segment, receivers
 from .segmentation import KINDS, Segmented, Segments
 
-KEPT_BYTES: Final = 2_000_000_000
-"""The most memory that the cells of a batch's texts may take, in bytes."""
-
-_FITTED: Final = 2**22
-"""The number of totals by distance that are fitted at a time."""
-
-LAGS: Final = 8
-"""The number of segments back that have their own lag; segments farther back count with the last."""
+KEPT_BYTES: Final = 2_000_000_000  # the most memory that the cells of a batch's texts may take, in bytes
+_FITTED: Final = 2**22  # the number of totals by distance that are fitted at a time
+LAGS: Final = 8  # the number of segments back that have their own lag; segments farther back count with the last
 
 
 @dataclass(frozen=True)
@@ -145,11 +140,8 @@ def grouped_texts(of_texts: Sequence[Mapping[str, Tensor]], digests: Int[Tensor,
     return by_group({name: value.cpu() for name, value in by_text.items()}, digests, _BY_TEXT)
 
 
-_BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "expected_peaks", "peak_counts")
-"""The entries of a state whose last axis is texts, or groups of texts."""
-
-_BY_CELL: Final = ("mass", "distance", "row")
-"""The entries of a state that are stored only for texts run together."""
+_BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "expected_peaks", "peak_counts")  # by text or group
+_BY_CELL: Final = ("mass", "distance", "row")  # the entries of a state that are stored only for texts run together
 
 
 def looks_both_ways(run: Run) -> bool:

@@ -37,9 +37,7 @@ from ...runs.progress import steps
 from ...runs.sweep import batches_of
 from .figures import separation
 
-ROUNDING: Final = 1e-6
-"""Places along a direction below this share of the largest activation are attributed to rounding."""
-
+ROUNDING: Final = 1e-6  # places along a direction below this share of the largest activation are attributed to rounding
 Interval = tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]
 
 
@@ -107,8 +105,7 @@ def difference_interval(
 
 AT: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "q", "k", "v")
 """The points at which a direction can be added again."""
-LEAST: Final = 4
-"""The fewest texts of a group: two in each half."""
+LEAST: Final = 4  # the fewest texts of a group: two in each half
 
 
 @dataclass(frozen=True, repr=False)

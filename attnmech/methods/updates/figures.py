@@ -32,11 +32,8 @@ AXIS_TITLES: Final = {
     for side in ("query", "target")
 }
 
-FADED: Final = 0.4
-"""The opacity of the heads that are not selected."""
-
-NO_CHOICE: Final = MarkStyle("one visible key", NEUTRAL, "x-thin-open", "×")
-"""The mark in figures 9 and 10 for a token that sees only one key."""
+FADED: Final = 0.4  # the opacity of the heads that are not selected
+NO_CHOICE: Final = MarkStyle("one visible key", NEUTRAL, "x-thin-open", "×")  # the mark in figures 9 and 10
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,8 @@ class Bins:
         return np.power(10.0, value) if self.logarithmic else value
 
 
-MAGNITUDE_BINS: Final = Bins(20, logarithmic=True, words="magnitude")
-"""Twenty bins per factor of 10."""
-
-ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")
-"""Eighty bins from -1 to 1; a cosine of exactly 1 counts in the last."""
+MAGNITUDE_BINS: Final = Bins(20, logarithmic=True, words="magnitude")  # twenty bins per factor of 10
+ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")  # from -1 to 1; a cosine of 1 is in the last
 
 
 def orientation_by_magnitude_chart(

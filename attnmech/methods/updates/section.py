@@ -22,9 +22,7 @@ from .figures import (
 )
 
 SIDES: Final[tuple[Side, ...]] = ("query", "target")
-
-SUFFIXES: Final = ("", "_of_target")
-"""How the name of a figure ends, for each side."""
+SUFFIXES: Final = ("", "_of_target")  # how the name of a figure ends, for each side
 
 SIDE: Final = Choice(
     "side", "Update", SIDES, tuple(f"{side} side" for side in SIDES), in_calls=SUFFIXES, everywhere=True
