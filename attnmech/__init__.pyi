@@ -12,7 +12,7 @@ from .methods.ablation.heads import ablate_heads as ablate_heads  # matter
 from .methods.ablation.importance import head_importance as head_importance  # matter
 from .methods.ablation.pairs import ablate_pairs as ablate_pairs  # matter
 from .methods.ablation.pruning import prune_heads as prune_heads  # matter
-from .methods.ablation.sets import ablate_set as ablate_set  # matter
+from .methods.ablation.sweep import ablate_set as ablate_set  # matter
 from .methods.ablation.sweep import sweep as sweep  # matter
 from .methods.answers.contrast_answers import contrast_answers as contrast_answers  # matter
 from .methods.attribution.result import attribute as attribute  # matter

@@ -3,7 +3,7 @@ from ..interventions.values import Values as Values
 from ..methods.ablation.importance import HeadImportance as HeadImportance
 from ..methods.ablation.pairs import PairEffects as PairEffects
 from ..methods.ablation.pruning import PruningCurve as PruningCurve
-from ..methods.ablation.sweep_effects import SweepEffects as SweepEffects
+from ..methods.ablation.sweep import SweepEffects as SweepEffects
 from ..methods.answers.contrast_answers import AnswerContrast as AnswerContrast
 from ..methods.attribution.estimates import Confirmation as Confirmation
 from ..methods.attribution.estimates import EdgeAttribution as EdgeAttribution

@@ -23,8 +23,7 @@ from ...maths.intervals import LEVEL, TextMeans
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.ablations import METHODS
-from .set_effects import OtherTask
-from .shapes import HeadSet
+from .set_effects import HeadSet, OtherTask
 from .tasks import group_means
 
 CONSISTENT: Final = 0.001

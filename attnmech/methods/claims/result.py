@@ -32,8 +32,17 @@ from ...runs.journal import kept
 from ...runs.options import RunOptions
 from .p_values import SetTest, named
 from .section import about_each, about_matched, about_other, about_restored, about_set, about_too_few, quantity_of
-from .set_effects import Discovery, Measuring, Removal, general_effects, measured_sets, other_task
-from .shapes import FEWEST, HeadSet, same_shape
+from .set_effects import (
+    FEWEST,
+    Discovery,
+    HeadSet,
+    Measuring,
+    Removal,
+    general_effects,
+    measured_sets,
+    other_task,
+    same_shape,
+)
 from .tasks import TaskLike, require_apart, require_one_group_a_prompt, task_of
 
 GENERAL: Final = 8  # on how many texts of the demo model general loss is measured if `task` names one of its tasks

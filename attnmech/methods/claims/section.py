@@ -9,8 +9,7 @@ from ...draw.text import with_minus_signs
 from ...maths.intervals import TextMeans
 from ...results.sentences import in_words, interval_of
 from .p_values import ALPHA, SetTest, named
-from .set_effects import OtherTask
-from .shapes import FEWEST
+from .set_effects import FEWEST, OtherTask
 from .tasks import group_means
 
 _UNITS: Final = {"logit_difference": "logits"} | dict.fromkeys(

@@ -34,9 +34,8 @@ from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import Result
-from .directions import Directions, StreamSplit
 from .figures import pair_map
-from .sources import SourceParts, SourceWalk
+from .sources import Directions, SourceParts, SourceWalk, StreamSplit
 
 MAX_BYTES: Final = 2 * 2**30
 

@@ -22,7 +22,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.claims.p_values import added_by_each, least_p, rank_p, strength
-from attnmech.methods.claims.shapes import same_shape
+from attnmech.methods.claims.set_effects import same_shape
 from attnmech.methods.claims.tasks import group_means
 from attnmech.runs.haystacks import Haystacks
 from attnmech.runs.journal import Journal
