@@ -157,12 +157,11 @@ def _by_token(activations: Captured, name: str, layers: list[int], head: int | N
         first, labels = "layer", [str(at) for at in layers]
     if head is not None and len(axes) != 4:
         raise InputError(f"`head` is for points with a head axis; {name!r} has axes [{' '.join(axes)}].")
-    seconds = [str(number) for number in range(values.shape[2])]
     return text_neuron_activations(
         [values],
         [rows.tokens],
         names=(first, axes[-1]),
-        labels=(labels, seconds),
+        labels=(labels, [str(number) for number in range(values.shape[2])]),
         title=where(name, layers[0] if len(layers) == 1 else None, head),
     )
 

@@ -12,9 +12,7 @@ def spread(count: int, at_most: int) -> list[int]:
     """
     if count <= at_most:
         return list(range(count))
-    if at_most == 1:
-        return [0]
-    return sorted({round(step * (count - 1) / (at_most - 1)) for step in range(at_most)})
+    return [0] if at_most == 1 else sorted({round(step * (count - 1) / (at_most - 1)) for step in range(at_most)})
 
 
 _LABEL: Final = re.compile(r"[\w.,]+( [\w.,]+)+|<(img|video|sound) \d.*>")

@@ -22,6 +22,4 @@ def is_installed(module: types.ModuleType | None) -> bool:
     if module is None or module.__name__ == "__main__":
         return False
     file: str | None = getattr(module, "__file__", None)
-    if file is None:
-        return not hasattr(module, "__path__")
-    return os.path.abspath(file).startswith(_INSTALLED)
+    return not hasattr(module, "__path__") if file is None else os.path.abspath(file).startswith(_INSTALLED)

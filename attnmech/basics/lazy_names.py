@@ -54,8 +54,7 @@ def _rewrite(function: Callable[..., Any]) -> None:
         for parameter in plain.parameters.values()
     ]
     returns = types.get("return", plain.return_annotation)
-    signature = inspect.Signature(parameters, return_annotation=returns)
-    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
 
 
 def _types(function: Callable[..., Any]) -> dict[str, Written]:

@@ -1,6 +1,4 @@
-"""Makes public calls raise `InputError` for arguments that do not fit their signatures, and leaves torch's inference
-mode within them.
-"""
+"""Makes public calls check arguments against their signatures (`InputError`), outside torch's inference mode."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence

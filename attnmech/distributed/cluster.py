@@ -1,6 +1,4 @@
-"""Connects to the Ray cluster that runs the workers: the one this process has joined, one at an address, or a new
-one.
-"""
+"""Connects to the Ray cluster that runs the workers: one that this process joined, one at an address, or a new one."""
 
 import os
 import socket

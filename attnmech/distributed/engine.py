@@ -185,8 +185,7 @@ class Ray(Workers):
         if key not in self._sent:
             blueprint = [ray.put(shipped(plan, f"the model {model.name}"))]
             self._sent = {key: (blueprint, None)}
-            asked = [actor.prepare.remote(key, blueprint, None) for actor in self._actors]
-            if not all(_answered(asked)):
+            if not all(_answered([actor.prepare.remote(key, blueprint, None) for actor in self._actors])):
                 weights = [ray.put(part) for part in weights_of(model)]
                 self._sent = {key: (blueprint, weights)}
         blueprint, weights = self._sent[key]

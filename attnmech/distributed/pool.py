@@ -112,8 +112,7 @@ class Pool:
             if task is None:
                 return
             # Ray does not retry: if a worker ends, this pool decides what happens to its tasks.
-            call = seat.worker.do.options(num_returns=2, max_task_retries=0)
-            done, result = call.remote(*task.arguments)
+            done, result = seat.worker.do.options(num_returns=2, max_task_retries=0).remote(*task.arguments)
             seat.queue.append((done, result, task))
 
     def _heard(self, seat: _Seat) -> Iterator[Done]:

@@ -64,8 +64,7 @@ def divide(pool: Pool, key: str, sent: Any, work: Sweeping, parts: Sequence[Corp
             groups = work.missing(part, bar)
             piece = Piece.of(part.batch, part.documents)
             size = max(1, -(-len(groups) // shares))
-            for first in range(0, len(groups), size):
-                yield task(Groups(piece, groups[first : first + size]))
+            yield from (task(Groups(piece, groups[first : first + size])) for first in range(0, len(groups), size))
 
     waiting = tasks()
     for done, result in pool.run(lambda: next(waiting, None)):

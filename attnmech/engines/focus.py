@@ -81,8 +81,7 @@ class FocusTotals:
             return places, defined, counts.to(device), self._by_position(group, seen).float().to(device)
 
         places, defined, counts, seen = group.once(("focus", window), of_mask)
-        measures = RowMeasures.of(attention, rows, places, self.last)
-        _, sums = statistics_by_class(measures, defined, classes)
+        _, sums = statistics_by_class(RowMeasures.of(attention, rows, places, self.last), defined, classes)
         received = self._by_position(group, received_by_key(attention.pattern, classes)).to(seen)
         width = received.shape[-1]
         by_slot = self._by_slot

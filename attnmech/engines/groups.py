@@ -52,8 +52,7 @@ class Group:
         keys, queries = max(piece.rows.stop for piece in pieces), max(len(piece.rows) for piece in pieces)
         first = torch.tensor([keys - piece.rows.stop for piece in pieces], device=device)
         short = torch.tensor([queries - len(piece.rows) for piece in pieces], device=device)
-        real = torch.arange(queries, device=device) >= short[:, None]
-        return cls(pieces, range(keys - queries, keys), first, real)
+        return cls(pieces, range(keys - queries, keys), first, torch.arange(queries, device=device) >= short[:, None])
 
     def positions(self, window: int | None) -> Int[Tensor, "request key"]:
         """The position of each column in its request; that of the newest key where no row sees the column.
@@ -63,8 +62,7 @@ class Group:
 
         def make() -> Tensor:
             column = torch.arange(self.rows.stop, device=self.first.device)
-            seen = self.visible(window).any(dim=2)[:, 0]
-            return torch.where(seen, column, self.rows.stop - 1) - self.first[:, None]
+            return torch.where(self.visible(window).any(dim=2)[:, 0], column, self.rows.stop - 1) - self.first[:, None]
 
         return self.once(("positions", window), make)
 
@@ -116,8 +114,7 @@ def attention_of(
         scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
     if kernel.slopes is not None:
         key = torch.arange(group.rows.stop, device=q.device)
-        back = key - key[group.rows.start :, None]
-        scores = scores + kernel.slopes.to(scores)[:, None, None] * back
+        scores = scores + kernel.slopes.to(scores)[:, None, None] * (key - key[group.rows.start :, None])
     scores = scores.masked_fill(~group.visible(kernel.window), torch.finfo(precise).min)
     pattern, at_sink = softmax_with_sink(scores, kernel.sink)
     return Attention(scores, pattern, at_sink=at_sink)

@@ -44,8 +44,7 @@ def sums_of_saved(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 for group in groups_of([Piece(0, range(before, len(k)))], heads, q.device):
                     rows, keys = torch.tensor([*group.pieces[0].rows]), slice(group.rows.stop)
                     attention = attention_of(group, q[rows - before][None], k[keys].transpose(0, 1)[:, None], kernel)
-                    values = v[keys].transpose(0, 1)[:, None]
-                    error = error_of(group, attention, values, output[rows - before][None])
+                    error = error_of(group, attention, v[keys].transpose(0, 1)[:, None], output[rows - before][None])
                     if not error <= LIMITS[output.dtype]:
                         raise InputError(
                             f"layer {layer} of request {request} cannot be proved: pattern times values differs from "
@@ -57,8 +56,7 @@ def sums_of_saved(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                     totals.add(place, group, attention, kernel.window, known, totals.slots([request]))
             totals.end(request, ids.tolist())
     engine = facts.get("engine", "saved queries and keys")
-    proof = {"largest error by layer": [float(f"{error:.1e}") for error in errors]}
-    options = {"engine": engine, "proof": proof}
+    options = {"engine": engine, "proof": {"largest error by layer": [float(f"{error:.1e}") for error in errors]}}
     header = {
         "model": facts["model"], "layers": layers, "n_layers": facts.get("n_layers", layers[-1] + 1),
         "documents": totals.documents, "last": totals.last, "options": options,

@@ -106,8 +106,7 @@ class Intervention(metaclass=_Named):
         if wrong or (self.by_head and self.heads == ()):
             raise InputError(
                 f"heads can be selected at {', '.join(HEAD_POINTS)}, only whole layers elsewhere; got heads "
-                f"{self.heads!r} and "
-                f"layers {self.layers!r} at {self.point!r}."
+                f"{self.heads!r} and layers {self.layers!r} at {self.point!r}."
             )
 
     @classmethod

@@ -34,8 +34,7 @@ def between_heads(
     first, second = torch.xlogy(one, one), torch.xlogy(other, other)
     heads = [slice(head, head + 1) for head in range(one.shape[-2])]
     # Head by head, so that no tensor is larger than the patterns.
-    rows = [_from_middle(one[..., head, :], other, first[..., head, :], second) for head in heads]
-    return torch.stack(rows, dim=-2)
+    return torch.stack([_from_middle(one[..., head, :], other, first[..., head, :], second) for head in heads], dim=-2)
 
 
 def among_heads(pattern: Float[Tensor, "*rows head key"]) -> Float[Tensor, "*rows pair"]:
@@ -104,5 +103,4 @@ def placed(divergence: Float[Tensor, "head head"]) -> tuple[Float[Tensor, "head 
         return divergence.new_zeros(number, 2), 1.0
     points = torch.nn.functional.pad(axes[:, :2] * values[:2].sqrt(), (0, max(0, 2 - number)))
     furthest = points.gather(0, points.abs().argmax(dim=0, keepdim=True))
-    share = float(values[:2].sum() / values.sum())
-    return (points * torch.where(furthest < 0, -1.0, 1.0)).to(divergence), share
+    return (points * torch.where(furthest < 0, -1.0, 1.0)).to(divergence), float(values[:2].sum() / values.sum())

@@ -46,8 +46,7 @@ def summed_norms(
     wide = as_float64(written)
     products = einsum(wide, wide, "key one d_model, key other d_model -> key one other")
     weights = as_float64(pattern).permute(2, 1, 0)
-    squares = ((weights @ products) * weights).sum(dim=-1).T.clamp_min(0.0)
-    norms = squares.sqrt()
+    norms = ((weights @ products) * weights).sum(dim=-1).T.clamp_min(0.0).sqrt()
     if residual is not None:
         itself = einsum(as_float64(pattern).diagonal(dim1=1, dim2=2), wide, "head key, key head d_model -> key d_model")
         norms.diagonal().copy_(torch.linalg.vector_norm(itself + as_float64(residual), dim=-1))

@@ -20,9 +20,7 @@ from .sums_by_text import sums_by_text
 
 @dataclass(frozen=True)
 class DefinedRows:
-    """The rows on which statistics are defined. They follow from the mask, so all heads and layers with that mask share
-    them.
-    """
+    """The rows on which statistics are defined, by the mask: all heads and layers with that mask share them."""
 
     first: Int[Tensor, " batch"]  # the first position of each text
     count: Int[Tensor, "batch row"]  # the number of keys that a row can see
@@ -151,8 +149,7 @@ class Places:
         place = torch.arange(rows.start, rows.stop, device=first.device)
         back = torch.arange(max(2, min(last, rows.stop)), device=first.device)
         wanted = (place[:, None] - back).expand(len(first), -1, -1)
-        begins = first[:, None, None].expand(-1, len(rows), 1)
-        at, there = _find(torch.cat([begins, wanted], dim=-1), keys, count)
+        at, there = _find(torch.cat([first[:, None, None].expand(-1, len(rows), 1), wanted], dim=-1), keys, count)
         if is_global is None:
             return cls(at, ~there[:, None])
         of_keys = is_global[:, :count] if keys is None else is_global[:, keys]
@@ -278,8 +275,7 @@ class FocusRows:
         """The share of global tokens among the keys that a row sees."""
         entropy, global_count = self.measures.entropy, self.defined.global_count
         assert global_count is not None
-        share = global_count.to(entropy.dtype) / self.defined.count.clamp_min(1)
-        return share[:, None].expand_as(entropy)
+        return (global_count.to(entropy.dtype) / self.defined.count.clamp_min(1))[:, None].expand_as(entropy)
 
 
 class FocusStatistics:
@@ -451,6 +447,5 @@ def mean_distance(
     """Computes Σ_j p_ij |i − j|; `keys` are the positions j, by default from 0 on."""
     place = torch.arange(rows.start, rows.stop, device=pattern.device, dtype=pattern.dtype)
     key = torch.arange(pattern.shape[-1], device=pattern.device) if keys is None else keys
-    far = (place[:, None] - key.to(pattern.dtype)).abs_()
-    distance: Tensor = torch.linalg.vecdot(pattern, far)
+    distance: Tensor = torch.linalg.vecdot(pattern, (place[:, None] - key.to(pattern.dtype)).abs_())
     return distance

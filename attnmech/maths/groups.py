@@ -35,8 +35,7 @@ def by_group(state: State, digests: Int[Tensor, " text"], summed: Sequence[str],
 
     `most` is the maximum number of groups, if sums are so large that fewer than `GROUPS` groups fit.
     """
-    ungrouped = {**state, "groups": digests, "modulus": torch.tensor([_NO_MODULUS])}
-    return _folded(ungrouped, summed, most)
+    return _folded({**state, "groups": digests, "modulus": torch.tensor([_NO_MODULUS])}, summed, most)
 
 
 def joined(one: State, other: State, summed: Sequence[str], most: int | None = None) -> State:

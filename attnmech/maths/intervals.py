@@ -201,8 +201,7 @@ class TextMeans:
         ordered = (ratio / size).sort(dim=-1).values
         new = torch.ones_like(ordered, dtype=torch.long)
         new[..., 1:] = (ordered[..., 1:] - ordered[..., :-1]).abs() > _NO_SPREAD
-        run = torch.zeros_like(new).scatter_add(-1, new.cumsum(dim=-1) - 1, (~ordered.isnan()).long())
-        alike = run.amax(dim=-1)
+        alike = torch.zeros_like(new).scatter_add(-1, new.cumsum(dim=-1) - 1, (~ordered.isnan()).long()).amax(dim=-1)
         return (alike > 1) & ((alike / self.texts).double() ** self.texts > _RARE)
 
     @cached_property
@@ -395,5 +394,4 @@ def exact_interval(share: Tensor, tokens: int, error: float) -> tuple[Tensor, Te
     hits = share.double().numpy() * tokens
     fewest, most = torch.tensor(hits + 1e-9).floor().numpy(), torch.tensor(hits - 1e-9).ceil().numpy()
     low = torch.as_tensor(beta.ppf(error / 2, fewest, tokens - fewest + 1)).nan_to_num(0.0)
-    high = torch.as_tensor(beta.ppf(1 - error / 2, most + 1, tokens - most)).nan_to_num(1.0)
-    return low, high
+    return low, torch.as_tensor(beta.ppf(1 - error / 2, most + 1, tokens - most)).nan_to_num(1.0)

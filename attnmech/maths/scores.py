@@ -151,9 +151,7 @@ class ScoreParts:
         if name == "position":
             native = self.position is not None and self.position.shape[2] > 1
             return native or self.relative is not None or (self.centred and by_query)
-        if name in ("key_bias", "constant"):
-            return by_query
-        return True
+        return by_query if name in ("key_bias", "constant") else True
 
     def of_text(
         self, number: int, here: Int[Tensor, " place"], at_keys: Int[Tensor, " key_place"] | None = None
@@ -433,8 +431,7 @@ def term_shares(
     for name, term in terms.items():
         cells = term.expand(*keys.shape[:-1], visible.shape[-1])
         least = cells.masked_fill(~visible, torch.inf).amin(dim=-1, keepdim=True)
-        at_key = cells.gather(-1, keys.clamp(min=0))
-        shifted[name] = at_key - least
+        shifted[name] = cells.gather(-1, keys.clamp(min=0)) - least
     total = torch.stack(list(shifted.values())).sum(dim=0)
     valid = (keys >= 0) & (visible.sum(dim=-1, keepdim=True) > 1) & (total > 0)
     return {name: (value / total).masked_fill(~valid, torch.nan) for name, value in shifted.items()}

@@ -85,8 +85,7 @@ def top_two(values: Float[Tensor, "*places key"]) -> Top:
     if deals < 4:
         return _two_of_few(values)
     dealt = values[..., : deals * _COLUMNS].view(*values.shape[:-1], deals, _COLUMNS)
-    rest = values[..., deals * _COLUMNS :]
-    best = _two_of_few(torch.cat((dealt.amax(dim=-2), rest), dim=-1))
+    best = _two_of_few(torch.cat((dealt.amax(dim=-2), values[..., deals * _COLUMNS :]), dim=-1))
     in_rest = best.key >= _COLUMNS
     column = best.key.clamp_max(_COLUMNS - 1)[..., None]
     within = _two_of_few(values.gather(-1, column + _COLUMNS * torch.arange(deals, device=values.device)))

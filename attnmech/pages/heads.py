@@ -70,12 +70,11 @@ class HeadFacts(ABC):
         """The map's numbers, and a sentence and a card for every head shown."""
         types = self.each(self.types_of)
         names = [name for heads in types for of_head in heads for name in of_head]
-        shown = sorted(set(names), key=lambda name: -names.count(name))
         return PageHeads(
             self.layers,
             self.count,
             types=types,
-            letters={name: letter_of(name) for name in shown},
+            letters={name: letter_of(name) for name in sorted(set(names), key=lambda name: -names.count(name))},
             numbers=self.numbers,
             sentences=self.each(self._sentence),
             attended=self.attended,
@@ -421,8 +420,7 @@ def most_alike(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.n
     """
     layers, heads = pattern.shape[:2]
     choice = (pattern > 0).sum(axis=-1).max(axis=(0, 1)) > 1
-    roots = torch.from_numpy(np.ascontiguousarray(pattern[:, :, choice])).clamp_min(0).sqrt()
-    flat = roots.reshape(layers * heads, -1)
+    flat = torch.from_numpy(np.ascontiguousarray(pattern[:, :, choice])).clamp_min(0).sqrt().reshape(layers * heads, -1)
     overlap = (flat @ flat.T / max(1, int(choice.sum()))).double().numpy()
     np.fill_diagonal(overlap, np.nan)
     return overlap if choice.any() else np.full_like(overlap, np.nan)

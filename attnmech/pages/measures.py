@@ -96,8 +96,7 @@ def streamed(
         notes.append(f"What heads write is omitted: {model.points[shown.point('resid_pre')].absent}.")
     by_token = TokenPaths.reducers(model, batch, notes, nouns) if paths else {}
     reducers |= by_token
-    streams = stream(model, batch, list(reducers.values()), stack=shown.label or None)
-    results = dict(zip(reducers, streams, strict=True))
+    results = dict(zip(reducers, stream(model, batch, list(reducers.values()), stack=shown.label or None), strict=True))
     return results["focus"], results.get("updates"), TokenPaths(**{name: results[name] for name in by_token})
 
 

@@ -189,8 +189,7 @@ def calls_of(
 def _texts(texts: Sequence[ReportText], number: int) -> list[str]:
     if len(texts) == 1:
         return [f"text = {texts[0].text}{texts[0].note}", "texts = [text]"]
-    listed = [f"    {one.text},{one.note}" for one in texts]
-    return ["texts = [", *listed, "]", f"text = texts[{number}]"]
+    return ["texts = [", *[f"    {one.text},{one.note}" for one in texts], "]", f"text = texts[{number}]"]
 
 
 @public

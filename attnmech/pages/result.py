@@ -384,9 +384,8 @@ def _expected(view: View) -> Section:
         heading="The model's predictions",
         finding=view.finding,
         reading="The redder a token, the more probable the model considered it; white tokens have a probability below "
-        "e⁻⁵ = 0.7 %. Hover "
-        "over a token for its probability, its rank (0 is the most probable) and the ten most probable tokens at "
-        "its position. Drawn with CircuitsVis.",
+        "e⁻⁵ = 0.7 %. Hover over a token for its probability, its rank (0 is the most probable) and the ten most "
+        "probable tokens at its position. Drawn with CircuitsVis.",
         caveat="The predictions are those of the whole model, not of one head. The first token has no prediction.",
         figures={"expected-tokens": view},
         call='model.run(text).show("logits")',

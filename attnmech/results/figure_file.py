@@ -59,8 +59,7 @@ class SavesFigures:
     @property
     def _heading(self) -> str:
         """The part of the title that says what the figure shows."""
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__)
-        return words.capitalize()
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).capitalize()
 
     @property
     def _figure_model(self) -> str:

@@ -186,13 +186,12 @@ def _texts(frame: pd.DataFrame, grid: Callable[[str], np.ndarray]) -> dict[str, 
             entries[_in_words(name)] = [["" if pd.isna(word) else str(word) for word in line] for line in grid(name)]
     for name in _other_heads(frame):
         layer_column = f"{name}_layer" if f"{name}_layer" in frame else "layer"
-        pairs = zip(grid(layer_column), grid(f"{name}_head"), strict=True)
         entries[_in_words(name)] = [
             [
                 "" if pd.isna(layer) or layer < 0 else f"L{layer:.0f}H{head:.0f}"
                 for layer, head in zip(*lines, strict=True)
             ]
-            for lines in pairs
+            for lines in zip(grid(layer_column), grid(f"{name}_head"), strict=True)
         ]
     return entries
 

@@ -106,10 +106,9 @@ class MeanQK(Result):
                     f"merged means must have the same model, layers, options and hooks; got {self!r} and {part!r}."
                 )
         places = max(len(part.query_counts) for part in parts)
-        axes = {"query_sums": 1, "key_sums": 1, "query_counts": 0, "key_counts": 0}
         sums: dict[str, Any] = {
             name: torch.stack([padded(getattr(part, name), places, axis) for part in parts]).sum(dim=0)
-            for name, axis in axes.items()
+            for name, axis in {"query_sums": 1, "key_sums": 1, "query_counts": 0, "key_counts": 0}.items()
         }
         return replace(
             self,

@@ -144,9 +144,7 @@ class Quantity:
         """The columns of a table: the mean, `_low` and `_high`, and `CLARITY` with the prefix `clarity`, if given."""
         name, (low, high) = self.statistic.name, self.interval()
         columns = {name: self.mean, f"{name}_low": low, f"{name}_high": high}
-        if clarity is None:
-            return columns
-        return columns | {f"{clarity}{flag}": getattr(self, flag) for flag in CLARITY}
+        return columns if clarity is None else columns | {f"{clarity}{flag}": getattr(self, flag) for flag in CLARITY}
 
     def __repr__(self) -> str:
         return f'<"{self.statistic.name}" at {len(next(iter(self.places.columns.values())))} places>'

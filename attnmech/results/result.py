@@ -1,6 +1,4 @@
-"""Defines the base classes of results: a result can become a frame, a file or a page, and names its origin; reads
-files.
-"""
+"""Defines the base classes of results, which become a frame, a file or a page, and name their origin; reads files."""
 
 import dataclasses
 import inspect
@@ -367,8 +365,7 @@ def load_result(path: str | Path) -> Result:
             "the version of attnmech that saved it."
         )
     try:
-        repeats = {name: tensors[first] for name, first in header["same_as"].items()}
-        result = kind._read({**tensors, **repeats}, header)
+        result = kind._read({**tensors, **{name: tensors[first] for name, first in header["same_as"].items()}}, header)
         for measured in result._measured():
             measured._check()
         return result

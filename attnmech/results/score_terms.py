@@ -1,6 +1,4 @@
-"""Holds the numbers of a decomposition of scores by term: shares at a rank, contrasts of two keys, the terms
-themselves.
-"""
+"""Holds a decomposition of scores by term: shares at a rank, contrasts of two keys, the terms themselves."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence

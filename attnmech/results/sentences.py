@@ -1,6 +1,4 @@
-"""States in a sentence the largest of many effects, the number that are clear, and the texts needed to make one
-clear.
-"""
+"""States in a sentence the largest of many effects, how many are clear, and the texts needed to make one clear."""
 
 import math
 from collections.abc import Callable, Sequence

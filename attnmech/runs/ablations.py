@@ -134,8 +134,7 @@ def mean_of(
 ) -> Values:
     """The mean of z over reference texts, in some layers; `reference` itself if it already holds values (`mean_z`)."""
     if not isinstance(reference, Values):
-        stack = model.output_stack.label or None
-        return mean_z(model, reference, layers=layers, stack=stack, bos=bos)
+        return mean_z(model, reference, layers=layers, stack=model.output_stack.label or None, bos=bos)
     missing = [layer for layer in layers if layer not in reference.by_layer]
     if missing:
         held = sorted(reference.by_layer)

@@ -267,8 +267,7 @@ class _Reading:
             first = self._seen
             if isinstance(item, str):
                 # A lone surrogate is refused by the shard that tokenizes the text.
-                text = hashlib.sha256(item.encode("utf-8", "surrogatepass"))
-                self._whole.note("text", text.hexdigest())
+                self._whole.note("text", hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest())
                 if not self._takes(first):
                     self._seen += 1
                     continue

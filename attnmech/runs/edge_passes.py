@@ -68,8 +68,7 @@ class EdgePasses:
         judge, depth = judge.at(self._part.documents), len(self._layers)
         clean = Output(self._streams[depth], None)
         judging = Judging(self._part.batch, self._queries, self._blocks, clean, self._rows)
-        output = Output(self._final_stream(patched), None) if patched.any() else clean
-        values = judging.of(output, 1, judge)[0]
+        values = judging.of(Output(self._final_stream(patched), None) if patched.any() else clean, 1, judge)[0]
         require_finite(judge.name, values, self._part.documents.tolist(), f"with {int(patched.sum())} edges patched")
         return values
 
@@ -99,8 +98,7 @@ class EdgePasses:
             stream, made = self._layer(number, stream, patched[:, graph.receivers_of(number)], written)
             written.append(made)
         if last < depth:
-            ran = self._blocks.run(self._part.batch, start=last, stream=stream, streams=[depth])
-            return ran.streams[depth]
+            return self._blocks.run(self._part.batch, start=last, stream=stream, streams=[depth]).streams[depth]
         return stream + self._moved(patched[:, -1:].T, written)[0]
 
     def _layer(
@@ -116,8 +114,7 @@ class EdgePasses:
         edits = self._edits(layer, stream, patched[:, :-1] if graph.mlps else patched, written)
         after, values = self._block(number, stream, edits)
         if at_mlp.any():
-            before = written if graph.parallel else [*written, self._change(layer, values)]
-            moved = self._moved(at_mlp, before)[0]
+            moved = self._moved(at_mlp, written if graph.parallel else [*written, self._change(layer, values)])[0]
             point = "resid_pre" if graph.parallel else "resid_mid"
             _, own = self._block(number, stream, {**edits, (point, layer): lambda read: read + moved})
             values = {**values, ("mlp_out", layer): own["mlp_out", layer]}
@@ -168,8 +165,7 @@ class EdgePasses:
             of_layer = weights[:, graph.senders_of(number)]
             if not of_layer.any():
                 continue
-            of_heads = of_layer[:, : graph.n_heads]
-            change = einsum(of_heads, made.heads, "receiver head, head ... -> receiver ...")
+            change = einsum(of_layer[:, : graph.n_heads], made.heads, "receiver head, head ... -> receiver ...")
             total = total + self._steps.written(self._layers[number], change, made.raw)
             if made.mlp is not None:
                 total = total + of_layer[:, -1, None, None, None] * made.mlp

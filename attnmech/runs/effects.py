@@ -94,8 +94,7 @@ class Changes(TextResult):
         return replace(self, before=before, tokens=self.tokens if paired else (), **fields)
 
     def _comparable(self) -> dict[str, Any]:
-        asked = {name: self.provenance.options.get(name) for name in ("later", "positions")}
-        return {"metric": self.metric, **asked}
+        return {"metric": self.metric, **{name: self.provenance.options.get(name) for name in ("later", "positions")}}
 
 
 class OneEffect(Changes):

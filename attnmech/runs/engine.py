@@ -158,8 +158,7 @@ class Engine:
         for number in todo:
             begins.setdefault(self.begin_of(part.documents, changes[number]), []).append(number)
         for _, numbers in sorted(begins.items()):
-            for first in range(0, len(numbers), count):
-                yield numbers[first : first + count]
+            yield from (numbers[first : first + count] for first in range(0, len(numbers), count))
 
     def rows_at_once(self) -> int:
         """The number of tokens whose logits fit into a quarter of the budget."""
@@ -170,8 +169,7 @@ class Engine:
         if (known := self._known(documents)) is not None:
             return known
         changes = changes if self._texts is None else self._changes
-        starts = sorted({start for change in changes for start in self._starts(change)})
-        texts = Texts(self, batch, documents, starts)
+        texts = Texts(self, batch, documents, sorted({start for change in changes for start in self._starts(change)}))
         if self._texts is not None:
             self._texts[int(documents[0])] = texts
         return texts

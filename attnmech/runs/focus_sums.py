@@ -130,8 +130,7 @@ class FocusSums(Reducer):
         if "values" in state:
             state["values"].index_copy_(1, at, values)
             state["valid"].index_copy_(1, at, defined.valid[:, None, None].expand(-1, len(at), -1, -1, -1))
-            choice = defined.valid[STATISTICS.place("tied_top")]
-            top_key = torch.where(choice[:, None], measures.key, -1)
+            top_key = torch.where(defined.valid[STATISTICS.place("tied_top")][:, None], measures.key, -1)
             state["top_key"].index_copy_(0, at, top_key.transpose(1, 2).int())
 
     def close(self, state: State, run: Run) -> State:

@@ -38,8 +38,7 @@ def ending(model: HookedModel, prompt: Tokenized, string: str) -> list[int] | No
     text, known = _spelled(model, prompt)[0]
     if not text.endswith(string):
         return None
-    before = _ids(tokenizer, text.removesuffix(string))
-    end = known[_common(before, known) :]
+    end = known[_common(_ids(tokenizer, text.removesuffix(string)), known) :]
     if tokenizer.decode(end, clean_up_tokenization_spaces=False).strip() != string.strip():
         raise InputError(
             f"the tokenizer joins the beginning of {string!r} with the characters before it; give an answer that "

@@ -191,10 +191,9 @@ class Journal:
             )
 
     def _check(self, held: Mapping[str, str]) -> None:
-        names = [*self._identity, *(name for name in held if name not in self._identity)]
         differences = [
             f"{name}: expected {self._identity.get(name, 'none')}, the journal has {held.get(name, 'none')}"
-            for name in names
+            for name in [*self._identity, *(name for name in held if name not in self._identity)]
             if self._identity.get(name) != held.get(name)
         ]
         if differences:

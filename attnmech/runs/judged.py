@@ -46,8 +46,7 @@ class JudgedTexts:
             of_text.append(part.documents[copies.text_of])
             hidden += copies.hidden.unbind()
         targets = torch.nn.utils.rnn.pad_sequence(hidden, batch_first=True, padding_value=-1)
-        masked = (targets >= 0).sum(dim=1).cpu()
-        return cls(batches, replace(judge, hidden=targets), torch.cat(of_text), masked)
+        return cls(batches, replace(judge, hidden=targets), torch.cat(of_text), (targets >= 0).sum(dim=1).cpu())
 
     def by_text(self, values: Float[Tensor, "..."], axis: int = -1) -> Float[Tensor, "..."]:
         """The mean over the masked tokens of each text, from the values of its copies along an axis."""

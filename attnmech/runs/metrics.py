@@ -206,9 +206,7 @@ class Metric:
             return self.hidden[:, : mask.shape[1]] >= 0
         if self.endings is not None:
             return self._before_endings(batch, self.endings)
-        if self.name != "loss":
-            return batch.at([-1])
-        return batch.has_next
+        return batch.at([-1]) if self.name != "loss" else batch.has_next
 
     def _before_endings(self, batch: Batch, endings: Int[Tensor, "batch longest"]) -> Bool[Tensor, "batch position"]:
         """True at the tokens before the answer's; raises `InputError` if a text does not end with its answer."""
@@ -255,8 +253,7 @@ class Metric:
         """The metric of the full output, checked; a metric that compares with the clean output needs `clean`."""
         if clean is not None:
             # The mean over the places of a text.
-            apart = divergence(output.flatten(0, -2), clean.flatten(0, -2))
-            values = as_float64(apart).reshape(output.shape[:-1])
+            values = as_float64(divergence(output.flatten(0, -2), clean.flatten(0, -2))).reshape(output.shape[:-1])
             return _mean_of_places(values, _real(values, batch))
         return as_float64(self._returned(output, batch))
 

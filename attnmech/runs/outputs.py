@@ -64,9 +64,7 @@ class PatternShifts:
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a pass over copies of a batch: the final stream, if logits can be computed from it later, else
-    logits.
-    """
+    """The output of a pass over copies of a batch: the final stream, if logits follow from it later, else logits."""
 
     stream: Float[Tensor, "rows position d_model"] | None
     logits: Float[Tensor, "*output"] | None

@@ -1,6 +1,4 @@
-"""Shows the progress of a run on stderr: documents, rate and time left for a corpus, steps for a sweep. A watcher sees
-every step too.
-"""
+"""Shows the progress of a run on stderr, with rate and time left for a corpus; a watcher sees every step too."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

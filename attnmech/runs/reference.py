@@ -73,8 +73,7 @@ class _MeanZ(Reducer):
         return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        real = end.real[:, :, None, None]
-        z, places = end["z"].masked_fill(~real, 0.0), end.real
+        z, places = end["z"].masked_fill(~end.real[:, :, None, None], 0.0), end.real
         if self.per_position and run.batch.padded:
             columns = run.batch.queries(run.stack.label).columns
             z, places = z[torch.arange(len(z))[:, None], columns], end.real.gather(1, columns)

@@ -88,8 +88,7 @@ class Steps:
     ) -> Float[Tensor, "*change batch position d_model"]:
         """The change of attn_out when attn_raw changes by `change`."""
         norm = self.norm_of_output(layer)
-        moved = change if norm is None else norm.forward(raw + change) - norm.forward(raw)
-        return self._plan.attn_scale * moved
+        return self._plan.attn_scale * (change if norm is None else norm.forward(raw + change) - norm.forward(raw))
 
     def written_to_first_order(
         self,

@@ -51,8 +51,7 @@ def _each_alone(state: State, summed: Sequence[str]) -> State:
 
 def sum_of_states(one: State, other: State) -> State:
     """The sums of both states; axes of positions are extended to the longer of the two."""
-    summed = [name for name in SUMMED if name in one]
-    grouped = joined(one, other, summed)
+    grouped = joined(one, other, [name for name in SUMMED if name in one])
     return {name: grouped[name] if name in grouped else summed_to_longer(one[name], other[name]) for name in one}
 
 
@@ -246,10 +245,9 @@ class RowMeans(TextResult, Summed):
         }
 
     def _minus(self, other: Self, paired: bool) -> Self:
-        layers = shared_layers(self.layers, other.layers)
         return replace(
             self,
-            layers=layers,
+            layers=shared_layers(self.layers, other.layers),
             documents=min(self.documents, other.documents),
             truncated=max(self.truncated, other.truncated),
             state={},
@@ -280,8 +278,7 @@ class RowMeans(TextResult, Summed):
     def _difference_lead(self, statistic: str) -> str:
         """The sentence about the head at which a statistic differs most."""
         groups = min(len(part.state["groups"]) for part in self._two if "groups" in part.state)
-        group = max(1.0, self._n_distinct / groups)
-        largest = self._largest(statistic, what=f"difference of {statistic}", group=group)
+        largest = self._largest(statistic, what=f"difference of {statistic}", group=max(1.0, self._n_distinct / groups))
         return f"{self._opening}on {self._texts}, {largest}."
 
     def _sections(self) -> "Sequence[Section]":

@@ -128,8 +128,7 @@ def stream(
             damaged, or is in use by another process.
     """
     require_model(model)
-    new = whole_number("generate", generate, least=0)
-    work = Streaming(model, _checked(reducers), model.stack(stack), layers, new)
+    work = Streaming(model, _checked(reducers), model.stack(stack), layers, whole_number("generate", generate, least=0))
     shard, truncate = checked_shard(shard), flag("truncate", truncate)
     bos, progress, workers = optional_flag("bos", bos), flag("progress", progress), workers_of(engine)
     # A text, list, tensor or image is one batch.
@@ -194,8 +193,7 @@ class Streaming:
         self.passing = self._keys((*wanted, *there))
 
     def _keys(self, names: Iterable[str]) -> list[PointKey]:
-        full = [self.stack.point(name) for name in names]
-        keys = self.model.points.resolve(full, self.layers, self.model.refused)
+        keys = self.model.points.resolve([self.stack.point(name) for name in names], self.layers, self.model.refused)
         for name, layer in keys:
             if layer is None:
                 raise InputError(f"point {name!r} has no layer, so reducers cannot see it; capture it with model.run.")

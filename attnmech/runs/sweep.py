@@ -154,8 +154,7 @@ class Sweeps:
         for intervention in interventions:
             model.applied(intervention)  # which checks it
         require_means(interventions, lambda: model.weights_hash)
-        tokens = sum(part.batch.ids.numel() for part in judged.parts)
-        self._engine.share(changes, tokens, keep=keep and workers is None)
+        self._engine.share(changes, sum(part.batch.ids.numel() for part in judged.parts), keep=keep and workers is None)
         inputs = len(judged.text_of)
         record = Record(len(changes), inputs, model if self._shifts else None, keyless=self._keyless)
         with kept(journal):
@@ -309,8 +308,7 @@ class Sweeping:
                 # The numbers are bit-identical if the same texts and changes share a batch.
                 batch = part.batch if len(rows) == len(part.documents) else part.batch.texts(rows)
                 documents = part.documents[rows]
-                group = [number for number in first if bool(done[number, documents].all())]
-                self._check(batch, documents, group)
+                self._check(batch, documents, [number for number in first if bool(done[number, documents].all())])
                 return
 
     def _check(self, batch: Batch, documents: Tensor, group: Sequence[int]) -> None:
@@ -337,8 +335,7 @@ class Sweeping:
         """The changes that have not been measured on these texts yet, in groups that share passes."""
         missing = self.record.values["after"][:, part.documents].isnan().any(dim=1)
         bar.advance(int((~missing).sum()) * len(part.documents))
-        todo = missing.nonzero()[:, 0].tolist()
-        return list(self.engine.groups(part, self.changes, todo))
+        return list(self.engine.groups(part, self.changes, missing.nonzero()[:, 0].tolist()))
 
     def note(self, measurements: Measured, bar: Steps) -> None:
         self.record.put(measurements)

@@ -27,18 +27,15 @@ class Paged:
     def of(cls, blocks: Tensor, index: Int[Tensor, "slot kv_head d"]) -> "Paged":
         """Finds out whether a view can read the cache."""
         sizes, strides = blocks.shape[1:], blocks.stride()[1:]
-        places = torch.unravel_index(index, sizes)
-        at = sum(place * stride for place, stride in zip(places, strides, strict=True))
+        at = sum(place * stride for place, stride in zip(torch.unravel_index(index, sizes), strides, strict=True))
         assert isinstance(at, Tensor)
         first = int(at[0, 0, 0])
         steps = [int(at.select(axis, 1).flatten()[0]) - first if at.shape[axis] > 1 else 1 for axis in range(3)]
         counts = [torch.arange(size, device=at.device) * step for size, step in zip(at.shape, steps, strict=True)]
-        affine = first + counts[0][:, None, None] + counts[1][:, None] + counts[2]
-        if not torch.equal(at, affine):
+        if not torch.equal(at, first + counts[0][:, None, None] + counts[1][:, None] + counts[2]):
             return cls(blocks, index, None)
         shape, stride = (len(blocks), *at.shape), (blocks.stride(0), *steps)
-        view = blocks.as_strided(shape, stride, blocks.storage_offset() + first)
-        return cls(blocks, index, view.permute(2, 0, 1, 3))
+        return cls(blocks, index, blocks.as_strided(shape, stride, blocks.storage_offset() + first).permute(2, 0, 1, 3))
 
     def read(
         self, table: Int[Tensor, "request block"], positions: Int[Tensor, "request key"]

@@ -68,8 +68,7 @@ class Applied:
         tokens = (batch.keys if one.by_kv_head else batch.queries)(one.stack)
         past = tokens.ids.shape[1] - part.shape[1] if past else 0
         with self.named():
-            change = partial(edit.new, layer=layer, part=self.part)
-            new = _by_token(edit, tokens, self.part, part, change, past)
+            new = _by_token(edit, tokens, self.part, part, partial(edit.new, layer=layer, part=self.part), past)
             if one.positions is not None:
                 rows = self.rows(tokens)[:, past:]
                 new = torch.where(rows.view(*part.shape[:2], *(1 for _ in part.shape[2:])), new, part)

@@ -54,9 +54,7 @@ class WindowRule(MaskRule):
 
         def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             near = (query - key).abs() <= reach
-            if self.is_global is None:
-                return near
-            return near | self.is_global[text, query] | self.is_global[text, key]
+            return near if self.is_global is None else near | self.is_global[text, query] | self.is_global[text, key]
 
         return self.once(("reaching", reach), lambda: replace(self, allows=allows, reach=reach, _known={}))
 
@@ -99,9 +97,7 @@ class WindowRule(MaskRule):
 
     @cached_property
     def _global_rows(self) -> frozenset[int]:
-        if self.is_global is None:
-            return frozenset()
-        return frozenset(self.is_global.any(dim=0).nonzero()[:, 0].tolist())
+        return frozenset() if self.is_global is None else frozenset(self.is_global.any(dim=0).nonzero()[:, 0].tolist())
 
     def _runs(self) -> Iterator[range]:
         """Runs of consecutive rows of one kind, local or global."""
@@ -199,9 +195,7 @@ def halves_of(batch: Batch, like: Float[Tensor, "batch position head d_head"]) -
 
 def global_tokens(batch: Batch) -> Bool[Tensor, "batch position"]:
     mask = batch.extra.get(GLOBAL_MASK)
-    if mask is None:
-        return torch.zeros_like(batch.mask)
-    return mask.bool().expand_as(batch.mask) & batch.mask
+    return torch.zeros_like(batch.mask) if mask is None else mask.bool().expand_as(batch.mask) & batch.mask
 
 
 def globals_by_default(model: nn.Module) -> Callable[[Batch], Bool[Tensor, "batch position"]]:

@@ -196,9 +196,7 @@ def _by_four(scores: Postponed, value: Tensor) -> Tensor | None:
     if any(size not in (1, length) for size, length in zip(whole.shape, scores.shape, strict=True)):
         return None
     by_head = scores._made.by_head
-    if scores.ndim == 3 and by_head is not None:
-        return _with_heads(whole, by_head)
-    return whole
+    return _with_heads(whole, by_head) if scores.ndim == 3 and by_head is not None else whole
 
 
 def _times(name: str, one: Any, other: Any, *_: Any) -> Any:
@@ -264,8 +262,7 @@ def _at_least(name: str, scores: Any, least: Any = None, *_: Any, **options: Any
 def _softmax(name: str, scores: Any, dim: Any = None, *_: Any, **options: Any) -> Any:
     if not isinstance(scores, Postponed) or scores._made.is_pattern or dim not in (-1, scores.ndim - 1):
         return None
-    made = replace(scores._made, is_pattern=True)
-    return Postponed.of(made, scores, scores.shape, options.get("dtype"))
+    return Postponed.of(replace(scores._made, is_pattern=True), scores, scores.shape, options.get("dtype"))
 
 
 def _dropped(name: str, pattern: Any, p: float | int = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:

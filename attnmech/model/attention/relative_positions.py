@@ -89,8 +89,7 @@ class DisentangledAttention(StandIn):
             return None
         # Positions are constant along diagonals, so the first row and the first column hold them all.
         every = positions.reshape(positions.shape[-2:])
-        by_distance = torch.cat((every[0, 1:].flip(0), every[:, 0])).long()
-        rows = (by_distance + self.span).clamp(0, 2 * self.span - 1)
+        rows = (torch.cat((every[0, 1:].flip(0), every[:, 0])).long() + self.span).clamp(0, 2 * self.span - 1)
         first, last = int(rows.min()), int(rows.max())
         keys, queries = (
             None if projection is None else _table_of(projection, embedded[first : last + 1], self.heads)
@@ -228,8 +227,7 @@ class XLNetAttention(nn.Module):
             raise UnsupportedModelError(
                 f"XLNet with {named[0]} is not supported; attnmech runs it on token ids and a mask only."
             )
-        attn_raw = self.core(h.transpose(0, 1), attn_mask_h, r)
-        normed: Tensor = self.layer_norm(attn_raw.transpose(0, 1) + h)
+        normed: Tensor = self.layer_norm(self.core(h.transpose(0, 1), attn_mask_h, r).transpose(0, 1) + h)
         return normed, None
 
 

@@ -131,5 +131,4 @@ class GPTNeoAttention(StandIn):
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         k, v = self.cached(k, v, layer_past)
         mask = attention_mask if self.window is None else attention_mask.within(self.window)
-        z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
-        return self.merge(z), None
+        return self.merge(attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)), None

@@ -60,9 +60,7 @@ class PackedProjection(nn.Module):
     @property
     def bias(self) -> Float[Tensor, " d_out"] | None:
         of, number = self._of[0], self._number
-        if of.in_proj_bias is None:
-            return None
-        return of.in_proj_bias[number * of.embed_dim : (number + 1) * of.embed_dim]
+        return None if of.in_proj_bias is None else of.in_proj_bias[number * of.embed_dim : (number + 1) * of.embed_dim]
 
     def forward(self, x: Float[Tensor, "*places d_in"]) -> Float[Tensor, "*places d_out"]:
         """x W + b."""

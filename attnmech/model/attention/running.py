@@ -409,8 +409,7 @@ class Balance:
 
     def _first_row(self, blocks: Sequence[tuple[str, int, int, Tensor]], batch: Batch) -> Unbalanced | None:
         for stack, layer, first, sums in blocks:
-            real = batch.queries(stack).mask[:, None, first : first + sums.shape[-1]]
-            rows = (~_sum_to_one(sums) & real).nonzero()
+            rows = (~_sum_to_one(sums) & batch.queries(stack).mask[:, None, first : first + sums.shape[-1]]).nonzero()
             if len(rows):
                 text, head, row = rows[0].tolist()
                 difference = float((sums[text, head, row] - 1).abs())
@@ -429,8 +428,7 @@ class Balance:
             rows = (~(apart <= allowed) & batch.key_tokens(stack).mask).nonzero()
             if len(rows):
                 text, key = rows[0].tolist()
-                difference = float(apart[text, key])
-                return Unbalanced("values", stack, layer, text, key, difference, float(allowed[text, key]))
+                return Unbalanced("values", stack, layer, text, key, float(apart[text, key]), float(allowed[text, key]))
         return None
 
 

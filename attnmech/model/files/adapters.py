@@ -135,8 +135,7 @@ def _adapting(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _shared_copy(model: nn.Module) -> Any:
-    shared = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    return shared.eval()
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
 
 
 def _plain(path: str, part: Any, used: bool) -> nn.Module:

@@ -159,9 +159,7 @@ def _whole(copy: Path) -> Dequantised | None:
     """The copy; None if any of its files is missing or has changed."""
     try:
         contents = json.loads((copy / _CONTENTS).read_text(encoding="utf-8"))
-        if contents["files"] != _digests(copy):
-            return None
-        return Dequantised(copy, tuple(contents["types"]))
+        return None if contents["files"] != _digests(copy) else Dequantised(copy, tuple(contents["types"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

@@ -154,7 +154,7 @@ def load(
         OutputError: if no copy of a GGUF file can be written.
     """
     require_own_settings()
-    kind, place = _dtype(dtype), _device(device)
+    demo, kind, place = source is None, _dtype(dtype), _device(device)
     _require_precision(place, kind)
     optional_flag("bos", bos)
     depth = FULL if option("certify", certify, ("short", "full", "again")) == "full" else SHORT
@@ -188,22 +188,14 @@ def load(
     processor = None if processor is None else check_processor(processor, original)
     check_real(original)
     check_finite(original.named_parameters())
-    code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
+    code = "model" if isinstance(source, nn.Module) else "am.load()" if demo else f"am.load({str(source)!r})"
     if not plans:
         original = rewritten(original)
         plans = architectures_of(original) if architecture is None else (described(original, architecture),)
     model = HookedModel(
-        original,
-        plans,
-        tokenizer,
-        name=name,
-        source=code,
-        is_demo=source is None,
-        bos=bos,
-        own=own,
-        processor=processor,
+        original, plans, tokenizer, name=name, source=code, is_demo=demo, bos=bos, own=own, processor=processor
     )
-    model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
+    model.files = "" if demo else None if isinstance(source, nn.Module) else str(source)
     kept, again = architecture is None and bridge is None and split is None and certify != "full", certify != "short"
     model.prove_merged, model.load_tower = MergedProof(kept=kept, again=again), partial(_tower, processor)
     passes = Passes(model, depth)
@@ -234,9 +226,7 @@ def _tower(processor: Any, model: HookedModel, kind: Literal["vision", "sound"])
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is None:
-        return None
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
         raise InputError(f'dtype must be a floating-point type such as torch.float32 or "float32"; got {shown(dtype)}.')
     return kind
 
@@ -264,8 +254,7 @@ def _require_precision(device: torch.device | None, dtype: torch.dtype | None) -
 def _from_object(
     source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, str]:
-    module = unwrapped(source)
-    plain, remark = adapters.merged(module)
+    plain, remark = adapters.merged(unwrapped(source))
     source = uncompiled(require_transformers(plain))
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):
@@ -346,8 +335,7 @@ def from_files(
         )
     if (folder / adapters.CONFIG).is_file():
         return _with_adapter(folder, tokenizer, device, dtype, name)
-    model = _read_folder(folder, device, dtype)
-    return model, _tokenizer_of(folder) if tokenizer is None else tokenizer, name, folder
+    return _read_folder(folder, device, dtype), _tokenizer_of(folder) if tokenizer is None else tokenizer, name, folder
 
 
 def _with_adapter(
@@ -388,22 +376,6 @@ def _read_folder(folder: Path, device: torch.device | None, dtype: torch.dtype |
             f"folder {folder} has no weights: expected {_WEIGHTS[0]}{other}. "
             "Write them with model.save_pretrained(folder)."
         )
-    model = _read_model(folder, dtype)
-    if device is not None:
-        model.to(device=device)  # type: ignore[call-arg]
-    return model
-
-
-def _tokenizer_of(folder: Path) -> Any:
-    if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        raise InputError(f"folder {folder}: its tokenizer cannot be read: {first_line(error)}") from error
-
-
-def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     check_labels(folder)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -418,8 +390,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     if not known:
         raise UnsupportedModelError(
             f"folder {folder} names the class {named!r}, which transformers {transformers.__version__} does not have. "
-            "If the folder brings code, read that code, load the model with it yourself, and give am.load "
-            "the object."
+            "If the folder brings code, read that code, load the model with it yourself, and give am.load the object."
         )
     with _quiet():
         check_stored(folder, kind, config)
@@ -445,7 +416,16 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         )
     check_complete(f"folder {folder}", kind.__name__, report["missing_keys"])
     assert isinstance(model, PreTrainedModel)
-    return model
+    return model if device is None else model.to(device=device)  # type: ignore[call-arg]
+
+
+def _tokenizer_of(folder: Path) -> Any:
+    if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"folder {folder}: its tokenizer cannot be read: {first_line(error)}") from error
 
 
 @contextmanager
@@ -475,10 +455,6 @@ def _folder_of(source: str | Path, path: Path) -> Path:
     name = str(source)
     if isinstance(source, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelNotFoundError(f"there is no folder {name}.")
-    return _from_hub(name)
-
-
-def _from_hub(name: str) -> Path:
     wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
     try:
         return Path(snapshot_download(name, local_files_only=True, allow_patterns=wanted))

@@ -95,8 +95,7 @@ def _cannot_run(kind: str, devices: Sequence[torch.device], error: Exception) ->
 
 def _run(module: nn.Module, away: torch.device, *args: Any, **kwargs: Any) -> Any:
     """One call of a module where its weights are."""
-    output = type(module).forward(module, *_to(away, args), **_to(away, kwargs))
-    return _to(getattr(module, HOME), output)
+    return _to(getattr(module, HOME), type(module).forward(module, *_to(away, args), **_to(away, kwargs)))
 
 
 def _to(device: torch.device, value: Any) -> Any:

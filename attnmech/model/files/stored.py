@@ -140,13 +140,11 @@ def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None
     That is the case if `check_sizes` raises, or if a weight is stored as something other than real numbers.
     """
     stored = stored_tensors(folder)
-    sizes = {name: prod(tensor.shape) for name, tensor in stored.items()}
-    asked = check_sizes(f"folder {folder}", kind, config, sizes)
+    asked = check_sizes(f"folder {folder}", kind, config, {name: prod(tensor.shape) for name, tensor in stored.items()})
     # A headless model's file omits the prefix that the same module has in a model with a head.
     prefix = f"{kind.base_model_prefix}."
     for name, tensor in stored.items():
-        named = {name, f"{prefix}{name}", name.removeprefix(prefix)}
-        if tensor.dtype not in _REAL and not named.isdisjoint(asked):
+        if tensor.dtype not in _REAL and not {name, f"{prefix}{name}", name.removeprefix(prefix)}.isdisjoint(asked):
             raise WeightsError(
                 f"folder {folder}: weights must be floating-point numbers, but {name} is stored as {tensor.dtype}. "
                 "Save the model in its own precision, without quantisation."
@@ -165,8 +163,7 @@ def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: M
         with torch.device("meta"):
             model = kind(config)
     except Exception as error:
-        message = f"{source}: no {kind.__name__} can be built from its config: {first_line(error)}"
-        raise WeightsError(message) from error
+        raise WeightsError(f"{source}: no {kind.__name__} can be built from its config: {first_line(error)}") from error
     asked = {name: weight.numel() for name, weight in model.named_parameters()}
     tables = max(0, sum(buffer.numel() for buffer in model.buffers()) - _TABLES)
     numbers = sum(asked.values()) + tables

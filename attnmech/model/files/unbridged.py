@@ -275,8 +275,7 @@ def _without_hooks(model: Any) -> Any:
     """A copy of a bridge or of its `original_model` that shares the parameters, without a user's hooks."""
     from transformer_lens.hook_points import HookPoint
 
-    inner = getattr(model, "original_model", model)
-    parts = {id(part): part for part in (*model.modules(), *inner.modules())}.values()
+    parts = {id(part): part for part in (*model.modules(), *getattr(model, "original_model", model).modules())}.values()
     instead: dict[int, Any] = {id(part): HookPoint() for part in parts if isinstance(part, HookPoint)}  # type: ignore[no-untyped-call]
     instead |= {id(weight): weight for part in parts for weight in part.parameters(recurse=False)}
     instead[id(getattr(model, "tokenizer", None))] = getattr(model, "tokenizer", None)

@@ -25,8 +25,7 @@ from .processors import Picture, Recording
 
 Ids: TypeAlias = Tensor | np.ndarray  # token ids `[position]`, or `[batch position]`
 
-Senses: TypeAlias = Path | Picture | Recording
-"""A file of an image or a recording, a Pillow image, or a recording as `scipy.io.wavfile.read` returns it."""
+Senses: TypeAlias = Path | Picture | Recording  # the path of a picture or recording, or one of these
 
 Inputs: TypeAlias = (
     str
@@ -63,8 +62,7 @@ class Encoder:
     target_limit: int | None = None  # the number of positions of the decoder's texts
     first_position: Callable[[], int | None] = lambda: None
     """The number from which the model counts positions by default; None if it does not simply count them."""
-    placeholders: Mapping[int, str] = field(default_factory=dict)
-    """The ids that stand for pictures, films or sounds, each with what it stands for; no text may hold them."""
+    placeholders: Mapping[int, str] = field(default_factory=dict)  # what ids stand for that no text may hold
     ignores_zeros: Callable[[str], bool] = lambda name: False
     """Whether zeros as a further input of the model, by its name, change nothing."""
     besides: Besides | None = None  # what the model takes among its tokens besides text; None for a model of text alone
@@ -213,37 +211,35 @@ class Encoder:
             raise InputError("the list of texts is empty; give at least one text.")
         self._require_tokenizer()
         for number, text in enumerate(texts):
+            which = "the text" if len(texts) == 1 else f"text {number}"
             if not text.strip():
-                raise InputError(f"{_which(number, texts)} is empty; give at least one word.")
+                raise InputError(f"{which} is empty; give at least one word.")
             try:
                 text.encode()
             except UnicodeEncodeError:
                 raise InputError(
-                    f"{_which(number, texts)} has a lone surrogate (U+D800 to U+DFFF), which is not a "
-                    "character; replace it: text.encode('utf-8', 'replace').decode()."
+                    f"{which} has a lone surrogate (U+D800 to U+DFFF), which is not a character; replace it: "
+                    "text.encode('utf-8', 'replace').decode()."
                 ) from None
             if len(text) > MOST_CHARACTERS:
                 cut = "; in a corpus, truncate=True cuts it" if takes("truncate") else ""
                 raise InputError(
-                    f"{_which(number, texts)} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are tokenized. "
-                    f"Split it{cut}."
+                    f"{which} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are tokenized. Split it{cut}."
                 )
-        wanted = self.bos if bos is None else bos
-        rows = [self._with_bos(row, wanted) for row in self._ids_of(texts, as_target, add_special)]
+        wanted, name = self.bos if bos is None else bos, "text_target" if as_target else "text"
+        rows = [self._with_bos(row, wanted) for row in self._ids_of(texts, name, add_special)]
         if any(not row for row in rows):
             raise InputError("the tokenizer made no tokens from this text; give at least one word that it knows.")
-        return [
-            Tokenized(torch.tensor(row), self._unknown_in(text, as_target) if self.unknown in row else ())
-            for row, text in zip(rows, texts, strict=True)
-        ]
+        made = [Tokenized(torch.tensor(row)) for row in rows]
+        for number, row in enumerate(rows):
+            if self.unknown in row:
+                with self._tokenizing:
+                    unknown = unknown_texts(self.tokenizer, self.unknown, texts[number], name)
+                made[number] = replace(made[number], unknown=unknown)
+        return made
 
-    def _unknown_in(self, text: str, as_target: bool) -> tuple[str, ...]:
-        with self._tokenizing:
-            return unknown_texts(self.tokenizer, self.unknown, text, "text_target" if as_target else "text")
-
-    def _ids_of(self, texts: list[str], as_target: bool, add_special: bool) -> list[list[int]]:
+    def _ids_of(self, texts: list[str], name: str, add_special: bool) -> list[list[int]]:
         """The tokenizer's ids; special tokens with which a text begins or ends already are not added again."""
-        name = "text_target" if as_target else "text"
 
         def ids(texts: list[str], add_special: bool) -> list[list[int]]:
             with self._tokenizing:
@@ -291,8 +287,7 @@ class Encoder:
     @property
     def _bos_ids(self) -> list[int]:
         """The tokenizer's BOS and CLS tokens; empty if it has neither."""
-        names = () if self.tokenizer is None else ("bos_token_id", "cls_token_id")
-        ids = (getattr(self.tokenizer, name, None) for name in names)
+        ids = (getattr(self.tokenizer, name, None) for name in ("bos_token_id", "cls_token_id"))
         return [int(token) for token in ids if token is not None]
 
     def _with_bos(self, row: list[int], wanted: bool | None) -> list[int]:
@@ -327,8 +322,7 @@ class Encoder:
             decoder = () if self.decoder_start is None else ("decoder_input_ids", "decoder_attention_mask")
             accepted = ("input_ids", "attention_mask", *decoder, *self.further)
             raise InputError(f"this model accepts the inputs {', '.join(accepted)}; got {', '.join(unknown)} as well.")
-        extra = {name: self._checked(name, x, ids) for name, x in further.items()}
-        batch = self._ids(ids, mask, extra, target)
+        batch = self._ids(ids, mask, {name: self._checked(name, x, ids) for name, x in further.items()}, target)
         # Inputs equal to the model's defaults are left out, so that they do not change a text's digest.
         return replace(
             batch, extra={name: x for name, x in batch.extra.items() if not self._is_default(name, x, batch)}
@@ -502,7 +496,3 @@ def _rows(number: int, ids: Ids) -> list[Tensor]:
             f"{number} has {tuple(tensor.shape)}."
         )
     return list(tensor.long().cpu().reshape(-1, tensor.shape[-1]))
-
-
-def _which(number: int, texts: Sequence[str]) -> str:
-    return "the text" if len(texts) == 1 else f"text {number}"

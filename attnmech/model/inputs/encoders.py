@@ -39,9 +39,7 @@ def tokenized(encoder: AnyEncoder, batch: Batch) -> list[Tokenized]:
 
 def special_keys(encoder: AnyEncoder, stack: str) -> frozenset[int]:
     """The ids of special tokens among the keys of a stack; none if the keys are frames."""
-    if isinstance(encoder, TranscriptEncoder) and stack == "decoder":
-        return encoder.text.special
-    return encoder.special
+    return encoder.text.special if isinstance(encoder, TranscriptEncoder) and stack == "decoder" else encoder.special
 
 
 def images_of(encoder: AnyEncoder, batch: Batch) -> Float[Tensor, "batch channel height width"] | None:

@@ -271,8 +271,7 @@ def _verified(
             if part is not None and side == changing:
                 part.view(masks[part.name])[part.where] = True
         pixels = {name: torch.where(masks[name].to(value.device), other[name], value) for name, value in noise.items()}
-        moved = (merging(pixels) != merged).any(dim=-1).tolist()
-        for part, moves in zip(parts, moved, strict=True):
+        for part, moves in zip(parts, (merging(pixels) != merged).any(dim=-1).tolist(), strict=True):
             if part is not None and bool(part.view(masks[part.name])[part.where].any()) != moves:
                 return (None,) * len(parts)
     return tuple(parts)

@@ -169,5 +169,4 @@ class ImageEncoder:
         if length != len(others) + rows * columns:
             raise self._misfit(pixels, f"; the model turns them into {length} positions")
         patches = [len(self.labels) + row * _ROW + column for row in range(rows) for column in range(columns)]
-        ids = [*others[:first], *patches, *others[first:]]
-        return torch.tensor(ids, device=self.device)
+        return torch.tensor([*others[:first], *patches, *others[first:]], device=self.device)

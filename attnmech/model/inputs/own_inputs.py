@@ -93,8 +93,7 @@ class OwnEncoder:
             raise InputError(
                 f"this model is a module of your own and takes tensors, as in its example; got {shown(inputs)}."
             )
-        rows = {name: self._placed(value) for name, value in self.form.rows(inputs).items()}
-        return self.batch(rows)
+        return self.batch({name: self._placed(value) for name, value in self.form.rows(inputs).items()})
 
     def batch(self, rows: Mapping[str, Tensor]) -> Batch:
         """The batch made from tensors with one row per text."""
@@ -184,8 +183,7 @@ class OwnEncoder:
         mask: Bool[Tensor, "batch position"] = torch.ones_like(ids, dtype=torch.bool)
         if padding is not None:
             mask = (~hides(padding)).to(self.device).expand(texts, -1)
-        labels = self._names(side, length)
-        return Batch(ids, mask, (labels,) * texts, None)
+        return Batch(ids, mask, (self._names(side, length),) * texts, None)
 
     def _names(self, side: str, length: int) -> tuple[str, ...]:
         names = self._labels.get(side)

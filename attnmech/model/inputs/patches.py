@@ -1,6 +1,4 @@
-"""Finds the patch of each position of the stream, by changing a line of the input and observing which positions
-change.
-"""
+"""Finds the patch of each position of the stream, by changing a line of the input and observing what changes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,8 +68,7 @@ def _windows(front: _OneInput, sample: Tensor, lines: Lines) -> list[int | None]
     """The number of the window that each position holds; None for a position that no line changes."""
     changes = []
     for start in range(0, lines.count, _AT_ONCE):
-        numbers = range(start, min(start + _AT_ONCE, lines.count))
-        changes.append(_changed(front, sample, lines, numbers))
+        changes.append(_changed(front, sample, lines, range(start, min(start + _AT_ONCE, lines.count))))
     changed = torch.cat(changes)
     windows: list[int | None] = []
     for shows in changed.T:

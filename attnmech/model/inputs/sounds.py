@@ -88,10 +88,8 @@ class SoundEncoder:
         name = self.signal.argument
         if isinstance(inputs, Mapping):
             named = dict(inputs)
-        elif not isinstance(inputs, Tensor):
-            named = dict(self._prepare(inputs))
         else:
-            named = {name: inputs}
+            named = {name: inputs} if isinstance(inputs, Tensor) else dict(self._prepare(inputs))
         values, mask = named.pop(name, None), named.pop("attention_mask", None)
         if values is None or named:
             more = "".join(f' and may hold "{further}"' for further in self._further)
@@ -113,9 +111,7 @@ class SoundEncoder:
 
     @property
     def _axes(self) -> str:
-        if self.signal.is_wave:
-            return "[batch, samples]"
-        return f"[batch, {', '.join(map(str, self.signal.shape))}]"
+        return "[batch, samples]" if self.signal.is_wave else f"[batch, {', '.join(map(str, self.signal.shape))}]"
 
     def _batch(self, values: Tensor, mask: Any) -> Batch:
         inputs = {self.signal.argument: values}

@@ -74,11 +74,9 @@ class ProductCall:
 
     def weights(self) -> Float[Tensor, "batch head query key"]:
         """The attention probabilities, computed directly from q, k and the masks."""
-        k = self.k.repeat_interleave(self.q.shape[1] // self.k.shape[1], dim=1)
-        scores = self.scale * (self.q @ k.mT)
+        scores = self.scale * (self.q @ self.k.repeat_interleave(self.q.shape[1] // self.k.shape[1], dim=1).mT)
         scores = scores if self.masked.position is None else scores + self.masked.position
-        visible = self.masked.rule.visible(range(self.q.shape[2]))
-        return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+        return scores.masked_fill(~self.masked.rule.visible(range(self.q.shape[2])), -torch.inf).softmax(dim=-1)
 
 
 class _Product(TorchFunctionMode):

@@ -155,8 +155,7 @@ class CallForm:
             first = other = value[:texts]
             if first.is_floating_point() and not _is_mask(first):
                 spread = float(as_float64(first).std()) if first.numel() > 1 else 0.0
-                noise = torch.randn(first.shape, generator=generator).to(first)
-                other = first + (spread or 1.0) / 2 * noise
+                other = first + (spread or 1.0) / 2 * torch.randn(first.shape, generator=generator).to(first)
             both[name] = torch.cat((first, other))
         return both
 

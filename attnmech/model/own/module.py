@@ -171,9 +171,7 @@ def first_output(whole: Any) -> Tensor:
             f"the module must return a floating-point tensor, alone or among others; it returned a "
             f"{type(whole).__name__} without one."
         )
-    if output.is_nested:
-        return output.to_padded_tensor(0.0)
-    return output
+    return output.to_padded_tensor(0.0) if output.is_nested else output
 
 
 _CALLS: ContextVar[dict[int, int]] = ContextVar("calls of shared modules")

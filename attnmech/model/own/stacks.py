@@ -51,8 +51,7 @@ def _labels(uses: Sequence[Use]) -> list[str]:
     """
     crossing = [use for use in uses if not use.own]
     if not crossing:
-        lengths = {use.queries for use in uses}
-        if len(lengths) > 1:
+        if len({use.queries for use in uses}) > 1:
             raise UnsupportedModelError(
                 "self-attention must run over one sequence; here it runs over "
                 + ", ".join(f"{use.queries} positions in {named(use.path)}" for use in _each_length(uses))
@@ -111,8 +110,7 @@ def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> t
     heads, causal = uses[0].sizes[0], label != "cross" and all(_is_causal(use) for use in uses)
     start = _start(plain, label, "core", "out_proj")
     start = replace(start, n_heads=heads, n_kv_heads=heads, causal=causal)
-    read = [_block(plain, trace, start, use, len(uses)) for use in uses]
-    blocks = [block for block in read if block is not None]
+    blocks = [block for block in [_block(plain, trace, start, use, len(uses)) for use in uses] if block is not None]
     if len(blocks) < len(uses) or len({replace(plan, chained=True) for plan, _ in blocks}) > 1:
         return start, [use.path for use in uses]
     paths = [path for _, path in blocks]
@@ -179,8 +177,7 @@ def _plan_of_products(
     if any(use.product is None for use in uses) or label not in ("", "encoder", "decoder"):
         raise UnsupportedModelError(
             f"{where} has its own attention code, which is read only for self-attention, and only if all layers of the "
-            f"stack have it. Load "
-            "the parts of the module one by one."
+            "stack have it. Load the parts of the module one by one."
         )
     twice = next((path for path, count in Counter(use.path for use in uses).items() if count > 1), None)
     if twice is not None:

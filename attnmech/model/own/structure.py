@@ -30,8 +30,7 @@ def read_own(
     plain = _private(module, CallForm.of(example))
     if architecture is not None:
         plain.named = named_by_user(plain, architecture)
-    output = _run_plain(plain, example)
-    form, axis = _with_batch(plain, example, output)
+    form, axis = _with_batch(plain, example, _run_plain(plain, example))
     plain.form, plain.output_axis = form, axis
     rows = form.perturbed(form.rows(example))
     _unroll(plain, rows)

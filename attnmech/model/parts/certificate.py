@@ -1,6 +1,4 @@
-"""Defines the certificate of a model: the checks, the residual of each statement, and the points that can be
-trusted.
-"""
+"""Defines the certificate of a model: its checks, the residual of each statement, and the points to be trusted."""
 
 from dataclasses import dataclass
 

@@ -123,8 +123,7 @@ def _row_sums(values: Sequence[Int[Tensor, " _"]]) -> Iterator[Int[Tensor, " _"]
     In a row, a change of words of up to 32 bits goes unnoticed with a probability of 2⁻³³ at most: the changes, each
     below 2³², times the random numbers would have to sum to 0 (multilinear hashing; Lemire & Kaser 2014).
     """
-    device = values[0].device
-    random = torch.randint(-(2**62), 2**62, (_ROW,), generator=torch.Generator().manual_seed(0)).to(device)
+    random = torch.randint(-(2**62), 2**62, (_ROW,), generator=torch.Generator().manual_seed(0)).to(values[0].device)
     for pieces in _packed([part for value in values for part in torch.split(value, _AT_ONCE)]):
         lack = -sum(map(len, pieces)) % _ROW
         padded = [*pieces, pieces[0].new_zeros(lack)] if lack else pieces
@@ -145,5 +144,4 @@ def _packed(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    value = tensor.detach().cpu().contiguous()
-    return value.reshape(-1).view(torch.uint8).numpy().data
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -56,8 +56,7 @@ class Fused:
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
         """q, k, v with the axes `rest head d_head`, from the projection's output with axes `rest features`."""
         del kv_heads
-        parts = rearrange(outputs[0], f"{rest} ({self.layout}) -> qkv {rest} head d_head", head=heads, qkv=3)
-        return tuple(parts)
+        return tuple(rearrange(outputs[0], f"{rest} ({self.layout}) -> qkv {rest} head d_head", head=heads, qkv=3))
 
     def taken(self, path: str, width: int, heads: int) -> dict[str, tuple[int, ...]]:
         """q, k and v, each with its columns in the projection's output."""

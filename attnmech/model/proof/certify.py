@@ -318,8 +318,7 @@ class Statements(EditChecks):
                 yield LensHook(key[0], hook, "absent" if theirs is None else "differs", None)
                 continue
             keep = self.comparable(self.short, key[0], key[1], ours)
-            largest = theirs[keep].abs().amax().to(self.wide)
-            residual = self.whole * excess_of(ours, theirs, self.whole * largest, keep)
+            residual = self.whole * excess_of(ours, theirs, self.whole * theirs[keep].abs().amax().to(self.wide), keep)
             yield LensHook(key[0], hook, "agrees" if residual <= self.whole else "differs", residual)
 
     def _padding(self) -> Check:
@@ -418,8 +417,7 @@ class Statements(EditChecks):
                     allowed, everywhere = head.rounding(stream, expected), torch.ones_like(texts, dtype=torch.bool)
                     yield self.compared(run, last[1], ours, expected, allowed, everywhere)
 
-        limit = self.product(self.model.d_model)
-        return self.by_layer("logits", statement, ("logits",), comparisons(), limit)
+        return self.by_layer("logits", statement, ("logits",), comparisons(), self.product(self.model.d_model))
 
     def _middle(self) -> Check:
         """Begins a pass at a middle block, as sweeps do; if the result differs, sweeps run every block instead."""

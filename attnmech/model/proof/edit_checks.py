@@ -31,8 +31,7 @@ class EditChecks(Probe):
     def _edited_copies(self) -> "Iterator[tuple[_Edits, int, int]]":
         """Each edited layer, with its pass and its number there."""
         for edits in self._edits:
-            for number, layer in enumerate(edits.layers):
-                yield edits, number, layer
+            yield from ((edits, number, layer) for number, layer in enumerate(edits.layers))
 
     def _pattern_edit(self) -> Check:
         """Checks an edit that moves the whole attention of each row to the visible key that had the least."""
@@ -48,10 +47,9 @@ class EditChecks(Probe):
             for edits, copy, layer in self._edited_copies:
                 weights = self.stack.weights(layer)
                 W_O = weights.W_O.to(self.wide)
-                values = by_head(self, edits.at("v", layer))[copy : copy + 1]
                 z = einsum(
                     edits.patterns[layer][None].to(self.wide),
-                    with_further(values, edits.further.get(layer)),
+                    with_further(by_head(self, edits.at("v", layer))[copy : copy + 1], edits.further.get(layer)),
                     "batch head query key, batch key head d -> batch query head d",
                 )
                 if self.plan.gate is not None:
@@ -170,7 +168,6 @@ class _Edits:
         return pattern
 
     def _resid_mid(self, copy: int, middle: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(SEED)
-        noise = torch.randn(middle[copy].shape, generator=generator, dtype=torch.float32)
+        noise = torch.randn(middle[copy].shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float32)
         middle[copy] += noise.to(middle)
         return middle

@@ -81,8 +81,7 @@ def block_end(
     with torch.no_grad():
         if crossed:
             assert plan.interposed_norm is not None
-            cross_norm = probe.plain_module(layer, plan.interposed_norm)
-            ended = post_norm(cross_norm(mid_norm(middle) + crossed[0]) + added)
+            ended = post_norm(probe.plain_module(layer, plan.interposed_norm)(mid_norm(middle) + crossed[0]) + added)
         else:
             ended = PostNormEnd(mid_norm, post_norm)(middle, added)
     return ended, by_row(ended, probe.local)
@@ -171,8 +170,7 @@ def projected(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     steps = steps_rounding(probe.model.dtype)
     w, notes = probe.stack.weights(layer), probe.block(run, layer).notes
     inputs = notes.inputs(probe.at(run, "attn_in", layer))
-    parts = zip("qkv", inputs, (w.W_Q, w.W_K, w.W_V), (w.b_Q, w.b_K, w.b_V), strict=True)
-    for name, source, weight, b in parts:
+    for name, source, weight, b in zip("qkv", inputs, (w.W_Q, w.W_K, w.W_V), (w.b_Q, w.b_K, w.b_V), strict=True):
         W, rounding = weight.to(probe.wide), probe.weighted(source.shape[-1])
         product = einsum(source, W, "batch position d_in, head d_in d_head -> batch position head d_head")
         bias = product.new_zeros(()) if b is None else b.to(probe.wide)

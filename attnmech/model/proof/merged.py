@@ -237,8 +237,7 @@ class _Merged(Statements):
             "a token that should stand for a picture keeps its own embedding": bool(stays.any()),
         }
         if any(wrong.values()):
-            detail = next(name for name in wrong if wrong[name])
-            return Check("pixels", statement, EVERY_POINT, False, detail=detail)
+            return Check("pixels", statement, EVERY_POINT, False, detail=next(name for name in wrong if wrong[name]))
         return self.compare("pixels", statement, EVERY_POINT, before, rows, self.local, real=text)
 
 

@@ -34,8 +34,7 @@ def same_streams(probe: Probe) -> Check | Statement:
             expected = states[probe.stack.running.index(layer)].to(probe.wide)
             keep = run.real(probe.stack.label) & comes_through(probe, expected)
             allowed = by_row(expected, probe.whole)
-            ours = probe.at(run, "resid_pre", layer)
-            yield probe.conditioned(run, layer, "resid_pre", ours, expected, allowed, keep)
+            yield probe.conditioned(run, layer, "resid_pre", probe.at(run, "resid_pre", layer), expected, allowed, keep)
 
     return Statement("streams", statement, FROM_STREAM, comparisons, probe.whole)
 
@@ -74,8 +73,7 @@ def same_patterns(probe: Probe) -> Check | Statement:
             ours, theirs = (rows / rows.sum(dim=-1, keepdim=True) for rows in (ours, theirs))
         # In the softmax, the rounding of a score is a factor.
         scores = probe.at(run, "scores", layer).masked_fill(~probe.block(run, layer).visible, 0.0)
-        largest = scores.abs().amax(dim=-1, keepdim=True)
-        factor = torch.expm1(score_rounding(probe.model.dtype) * largest)
+        factor = torch.expm1(score_rounding(probe.model.dtype) * scores.abs().amax(dim=-1, keepdim=True))
         allowed = probe.whole * theirs.sum(dim=-1, keepdim=True) + factor * torch.maximum(ours, theirs)
         yield probe.conditioned(run, layer, "pattern", ours, theirs, allowed, keep)
 

@@ -91,8 +91,7 @@ def rotary_closed_form(probe: Probe) -> Check | Statement:
         for table, by_position in zip(tables, expected, strict=True):
             closed = rotary.spread(by_position)[places]
             allowed = probe.tables * closed.abs().amax() + slack * angles[places]
-            everywhere = real[:, None].expand_as(closed)
-            yield probe.compared(run, layer, as_float64(table[-1]), closed, allowed, everywhere)
+            yield probe.compared(run, layer, as_float64(table[-1]), closed, allowed, real[:, None].expand_as(closed))
 
     return Statement("rotary tables", statement, ("q_rot", "k_rot", "scores"), comparisons, probe.tables)
 
@@ -107,8 +106,7 @@ def alibi_terms(probe: Probe) -> Statement:
         real = run.real_keys(probe.stack.label)
         place = (real.cumsum(dim=1) - 1) * real
         if alibi.from_end:
-            length = real.shape[1]
-            place = torch.arange(1 - length, 1, device=probe.model.device).expand(real.shape)
+            place = torch.arange(1 - real.shape[1], 1, device=probe.model.device).expand(real.shape)
         expected = einsum(slopes, place.to(slopes.dtype), "head, batch key -> batch head key")
         position = probe.block(run, layer).position
         term = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)

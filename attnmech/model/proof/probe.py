@@ -43,9 +43,7 @@ from .texts import beginning_of, long_batch, probe_batch
 _EDITED_LAYERS: Final = 6  # the largest number of layers edited in one pass, since each takes two copies of a text
 _CONDITION: Final = 4  # values may differ by this many times what the rounding of scores moves (`Passes.handed_on`)
 _EDITED_POSITIONS: Final = 512  # in all these copies, unless one layer needs more: images and recordings are long
-
 _HIDDEN: Final = -1e30  # scores below this are those of hidden keys
-
 FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")  # if the stream is wrong, so are these
 
 
@@ -61,8 +59,7 @@ class ProbeRun:
     out_inputs: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # the input of W_O, by stack and layer
     masks: dict[tuple[str, int], MaskRule] = field(default_factory=dict)  # of the layers whose attention was reached
     ended: set[tuple[str, int]] = field(default_factory=set)
-    moved: dict[PointKey, Tensor] = field(default_factory=dict)
-    """How far streams and patterns move by the rounding of scores, once a comparison needs it."""
+    moved: dict[PointKey, Tensor] = field(default_factory=dict)  # how far streams and patterns move, once needed
 
     def hold(self, block: RowBlock) -> None:
         """Holds the first block of a layer's rows: all of them, since `scores` and `pattern` ask for whole rows."""
@@ -174,8 +171,7 @@ class Passes:
             signs = 1 - 2 * (scores.argsort(dim=-1).argsort(dim=-1) % 2)
             return torch.where(scores > _HIDDEN, scores * (1 + rounding * signs), scores)
 
-        stacks = model.stacks.values()
-        edits = [((stack.point("scores"), layer), shake) for stack in stacks for layer in stack.layers]
+        edits = [((stack.point("scores"), layer), shake) for stack in model.stacks.values() for layer in stack.layers]
         self._aside = True
         try:
             before, again = values(), values()
@@ -328,10 +324,8 @@ class Probe:
         if compared.excess <= 1 or self.model.is_own:
             return compared
         if not run.moved:
-            label = self.stack.label
-            keys = [
-                (self.stack.point(point), place) for point in ("resid_pre", "pattern") for place in run.layers[label]
-            ]
+            points = [self.stack.point(point) for point in ("resid_pre", "pattern")]
+            keys = [(point, place) for point in points for place in run.layers[self.stack.label]]
             run.moved.update(self.passes.handed_on(lambda: self.model.forward(run.batch, captures=keys)))
         moved = run.moved[self.stack.point(name), layer].to(self.wide)
         return self.compared(run, layer, ours, theirs, allowed + _CONDITION * moved, keep)
@@ -357,13 +351,11 @@ class Probe:
         tolerance: float | None = None,
     ) -> Check:
         """A check of the worst among many comparisons, with its layer."""
-        limit = self.local if tolerance is None else tolerance
         with torch.no_grad():
             worst = worst_of(comparisons)
-        passed = worst.excess <= 1
-        residual = worst.excess * limit
-        detail = "" if passed else f"{worst.where}: off by {residual:.1e} of the sum of magnitudes there"
-        return Check(name, statement, () if passed else points, passed, residual, limit, detail)
+        passed, limit = worst.excess <= 1, self.local if tolerance is None else tolerance
+        detail = "" if passed else f"{worst.where}: off by {worst.excess * limit:.1e} of the sum of magnitudes there"
+        return Check(name, statement, () if passed else points, passed, worst.excess * limit, limit, detail)
 
     def compare(
         self,
@@ -419,16 +411,13 @@ class Statement:
         """The check; raises what a comparison raised."""
         if self.error is not None:
             raise self.error
-        further = () if self.further is None else self.further(probe)
-        compared = chain((self.worst,), further)
+        compared = chain((self.worst,), () if self.further is None else self.further(probe))
         return probe.by_layer(self.name, self.statement, self.points, compared, self.tolerance)
 
 
 def worst_of(comparisons: Iterable[Compared]) -> Compared:
     """The comparison that is farthest apart; NaN is farther than any number."""
-    return max(
-        comparisons, key=lambda one: torch.inf if isnan(one.excess) else one.excess, default=Compared("nowhere", 0.0)
-    )
+    return max(comparisons, key=lambda one: (isnan(one.excess), one.excess), default=Compared("nowhere", 0.0))
 
 
 def _has_row_a_token(output: Tensor, tokens: Batch) -> bool:
@@ -449,24 +438,16 @@ def with_least(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """allowed + `least_rounding(dtype)`."""
     least = least_rounding(dtype)
     # Skipped if the sum would round back to `allowed`: subnormal numbers would make it many times slower.
-    if bool((allowed > 4 * least / torch.finfo(allowed.dtype).eps).all()):
-        return allowed
-    return allowed + least
+    return allowed if bool((allowed > 4 * least / torch.finfo(allowed.dtype).eps).all()) else allowed + least
 
 
 def excess_of(ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None) -> float:
-    """max |ours − theirs| / allowed where `keep` is True, with 0 where they are equal; NaN, which always fails, if
-    either is NaN.
-
-    `keep` names the leading axes of the tensors.
-    """
+    """max |ours − theirs| / allowed where `keep` (of the leading axes) is True; 0 where equal; NaN always fails."""
     wide = torch.promote_types(torch.promote_types(ours.dtype, theirs.dtype), torch.float32)
     difference = (ours.to(wide) - theirs.to(wide)).abs()
     if keep is not None and not keep.all():
         difference = difference.masked_fill(~keep.reshape(*keep.shape, *[1] * (difference.ndim - keep.ndim)), 0.0)
-    if not difference.any():
-        return 0.0
-    return float(torch.where(difference == 0, 0.0, difference / allowed).amax())
+    return 0.0 if not difference.any() else float(torch.where(difference == 0, 0.0, difference / allowed).amax())
 
 
 def output_of(output: object) -> Tensor:

@@ -106,9 +106,8 @@ def _settings(part: nn.Module) -> str:
 def _is_library(part: nn.Module) -> bool:
     """Whether a module and its `forward` come from a library, and no attribute of the object replaces a method."""
     code = getattr(type(part).forward, "__code__", None)
-    own = any(callable(getattr(type(part), name, None)) for name in vars(part) if not name.startswith("_"))
     return (
-        not own
+        not any(callable(getattr(type(part), name, None)) for name in vars(part) if not name.startswith("_"))
         and type(part).__module__.partition(".")[0] in _PACKAGES
         and (code is None or any(Path(code.co_filename).is_relative_to(folder) for folder in _folders()))
     )

@@ -103,8 +103,7 @@ def padded_batch(model: HookedModel, length: int) -> Batch | None:
 
 def texts_of(model: HookedModel, lengths: Sequence[int]) -> Batch:
     """Texts of random tokens, padded on the right."""
-    generator = torch.Generator().manual_seed(SEED + 3)
-    ids = _random_ids(model, (len(lengths), max(lengths)), generator)
+    ids = _random_ids(model, (len(lengths), max(lengths)), torch.Generator().manual_seed(SEED + 3))
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     return model.encoder.encode({"input_ids": ids, "attention_mask": mask})
 
@@ -121,8 +120,7 @@ def beginning_of(batch: Batch, number: int, length: int) -> Batch:
 
 def continued(model: HookedModel, text: Batch) -> Batch:
     """A text, and the same text with a few more tokens, beside which the first is padded."""
-    generator = torch.Generator().manual_seed(SEED + 4)
-    more = _random_ids(model, (2, _FILLED), generator).to(text.ids.device)
+    more = _random_ids(model, (2, _FILLED), torch.Generator().manual_seed(SEED + 4)).to(text.ids.device)
     made = text.texts(torch.tensor([0, 0]))
     mask = torch.ones_like(more, dtype=torch.bool)
     mask[0] = False

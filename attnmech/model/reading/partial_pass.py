@@ -78,8 +78,7 @@ class Blocks:
         """
         end = len(self) if stop is None else stop
         part = Part(start, end, stream, frozenset(streams))
-        values = self._model.forward(batch, captures=captures, rows=rows, layers=layers, part=part)
-        return Ran(part.kept, values)
+        return Ran(part.kept, self._model.forward(batch, captures=captures, rows=rows, layers=layers, part=part))
 
     def logits(self, batch: Batch, stream: Float[Tensor, "batch position d_model"]) -> Tensor:
         """The head's output for the stream that leaves the last block."""
@@ -89,8 +88,7 @@ class Blocks:
     def logits_of_rows(self, rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row vocab"]:
         """The logits of single tokens, if the head treats every token alike (`by_row`)."""
         ids = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
-        batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
-        return self.logits(batch, rows[:, None])[:, 0]
+        return self.logits(Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None), rows[:, None])[:, 0]
 
     @property
     def by_row(self) -> bool:

@@ -59,8 +59,7 @@ class Unembedding:
 
     def above_mean(self, answers: Int[Tensor, "*places"]) -> Float[Tensor, "*places d_model"]:
         """The direction that reads how far a token's logit is above the mean over the vocabulary."""
-        above = self._rows_of(answers) - self._mean_row
-        scaled: Tensor = self.logit_scale * above * self.gamma
+        scaled: Tensor = self.logit_scale * (self._rows_of(answers) - self._mean_row) * self.gamma
         return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
 
     def _rows_of(self, tokens: Int[Tensor, "*places"]) -> Float[Tensor, "*places d_model"]:
@@ -70,8 +69,7 @@ class Unembedding:
 
     @cached_property
     def _mean_row(self) -> Float[Tensor, " d_model"]:
-        sums = torch.stack([rows.sum(dim=0) for _, rows in self._rows()])
-        return sums.sum(dim=0) / len(self.W_U)
+        return torch.stack([rows.sum(dim=0) for _, rows in self._rows()]).sum(dim=0) / len(self.W_U)
 
     @cached_property
     def _row_norms(self) -> Float[Tensor, " vocab"]:
@@ -171,6 +169,4 @@ def why_not_linear(model: HookedModel) -> str | None:
         return "it was loaded without a head"
     if plan.head_refused:
         return plan.head_refused
-    if model.unembedding is None:
-        return "its head is not an unembedding of tokens"
-    return None
+    return "its head is not an unembedding of tokens" if model.unembedding is None else None

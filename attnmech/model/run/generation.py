@@ -105,10 +105,9 @@ class Sampling:
         arguments = {name: options[name] for name in _ARGUMENTS if options.get(name) is not None}
         drawn = {name: checked.pop(name) for name in _WARPERS if name in checked}
         if checked.pop("do_sample", False):
-            warpers = [_WARPERS[name](value) for name, value in drawn.items()]
             arguments["logits_processor"] = [
                 *arguments.get("logits_processor", ()),
-                *warpers,
+                *[_WARPERS[name](value) for name, value in drawn.items()],
                 partial(_draw, generator=generator),
             ]
         own_ends = checked.pop("eos_token_id", sorted(ends))

@@ -1,6 +1,4 @@
-"""Defines `HookedModel`, a transformer with named activation points that can be run, read and edited without a
-trace.
-"""
+"""Defines `HookedModel`, a transformer whose named activation points can be run, read and edited without a trace."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -476,18 +474,14 @@ class HookedModel(WiredModel):
     def applied(
         self, intervention: Intervention, texts: slice = slice(None), source: slice | Tensor = slice(None)
     ) -> Applied:
-        """An intervention applied to this model in some texts of a batch; `source` gives the numbers of these texts
-        among its values.
-        """
+        """An intervention applied to this model in some texts of a batch; `source` numbers them among its values."""
         part = BatchPart(texts, source)
         return placed_intervention(intervention, part, self.stacks, self.points, self.refused, self.encoder)
 
     def check_heads(
         self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None
     ) -> list[tuple[int, int]]:
-        """The (layer, head) pairs of a selection, in order; raises `InputError` for a head that the stack does not
-        have.
-        """
+        """The (layer, head) pairs of a selection, in order; raises `InputError` for a head that the stack lacks."""
         return selected_heads(self.points, self.output_stack if stack is None else self.stack(stack), heads, layers)
 
 

@@ -45,9 +45,7 @@ GROUPS: Final = 7  # the ordinary tokens of a text form this many groups of near
 
 def text_losses(batch: Batch, mask_id: int | None, logits_of: LogitsOf) -> Float[Tensor, " text"]:
     """The loss of each text: the loss of its masked tokens if there is a `mask_id`, else of its next tokens."""
-    if mask_id is None:
-        return next_token_losses(batch, logits_of)
-    return masked_token_losses(batch, mask_id, logits_of)
+    return next_token_losses(batch, logits_of) if mask_id is None else masked_token_losses(batch, mask_id, logits_of)
 
 
 def next_token_losses(batch: Batch, logits_of: LogitsOf) -> Float[Tensor, " text"]:
@@ -61,8 +59,7 @@ def next_token_losses(batch: Batch, logits_of: LogitsOf) -> Float[Tensor, " text
         raise InputError(f"a loss needs a text of two tokens or more; text {short} has one.")
     # There is no padding between the tokens of a text.
     predicted = whole.has_next
-    sums = _sums(batch, predicted, whole.ids.roll(-1, dims=1), logits_of)
-    return sums / predicted.sum(dim=1).cpu()
+    return _sums(batch, predicted, whole.ids.roll(-1, dims=1), logits_of) / predicted.sum(dim=1).cpu()
 
 
 def masked_token_losses(batch: Batch, mask_id: int, logits_of: LogitsOf) -> Float[Tensor, " text"]:
@@ -87,8 +84,7 @@ def _sums(
         here = chosen.to(rows.device)
         logits, (text, position) = logits_of(batch.texts(chosen)), rows[here].nonzero().unbind(dim=1)
         losses = as_float64(cross_entropy(logits[text, position], targets[here][text, position]))
-        zeros = losses.new_zeros(len(chosen))
-        sums.append(zeros.index_add(0, text.to(losses.device), losses).cpu())
+        sums.append(losses.new_zeros(len(chosen)).index_add(0, text.to(losses.device), losses).cpu())
     return torch.cat(sums)
 
 

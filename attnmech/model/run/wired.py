@@ -92,8 +92,7 @@ class WiredModel:
         self._directions = Directions(first.d_model, self.device, packed=packed)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=has_head(self._model))
         self.further_embeddings: tuple[str, ...] = ()
-        """Labels of the embeddings besides the tokens' ("position embedding"), which a pass can capture although they
-        are not points."""
+        """Labels of the embeddings besides the tokens' ("position embedding"), which a pass can capture too."""
         if self.embeds_tokens:
             self.further_embeddings = wire_embeddings(
                 self._model, plans, self.in_force, self.d_model, is_point=self.points["embed"].absent is None
@@ -136,9 +135,7 @@ class WiredModel:
 
     @cached_property
     def trained_length(self) -> int | None:
-        """The number of tokens of the longest texts on which its positions were trained, if it also takes longer
-        ones.
-        """
+        """The number of tokens of the longest texts that trained its positions, if it also takes longer ones."""
         if not self.embeds_tokens:
             return None
         rotates = any(stack.architecture.rotary is not None for stack in self.stacks.values())
@@ -152,9 +149,7 @@ class WiredModel:
 
     @property
     def last_stream(self) -> tuple[str, int]:
-        """The point where the stream leaves the last block; in a model without a stream, `attn_raw` of the last
-        layer.
-        """
+        """The point where the stream leaves the last block; without a stream, `attn_raw` of the last layer."""
         if not self.output_stack.architecture.streams:
             return self.output_stack.point("attn_raw"), self.output_stack.layers[-1]
         return self.output_stack.point("resid_post"), self.output_stack.layers[-1]

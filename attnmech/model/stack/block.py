@@ -64,9 +64,7 @@ def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_m
         return end.notes.before_mlp
     if plan.interposed:
         return end["resid_post"] - end["mlp_out"]
-    if plan.norm == "pre":
-        return end["resid_mid"]
-    return PostNormEnd.of(stack, end.layer).mid_norm(end["resid_mid"])
+    return end["resid_mid"] if plan.norm == "pre" else PostNormEnd.of(stack, end.layer).mid_norm(end["resid_mid"])
 
 
 def attention_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> NormScale:

@@ -30,8 +30,7 @@ def input_norm(
             f"the norm before attention in layer {layer} is neither a LayerNorm nor an RMSNorm, so its output for "
             "a token alone is not known in float32."
         )
-    gamma = weight_of(norm, x).detach().to(precision) + kind.offset
-    return WideNorm(gamma, None, epsilon_of(norm), kind.centred)
+    return WideNorm(weight_of(norm, x).detach().to(precision) + kind.offset, None, epsilon_of(norm), kind.centred)
 
 
 def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Tensor, "head d_value d_model"]:
@@ -44,8 +43,7 @@ def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Te
     if not path or path == stack.architecture.out:
         return W_O
     norm = stack.module(layer, path)
-    gamma = gamma_of(norm, W_O[0, :1].to(next(norm.parameters(), W_O).dtype))
-    return W_O * gamma.detach().to(precision)
+    return W_O * gamma_of(norm, W_O[0, :1].to(next(norm.parameters(), W_O).dtype)).detach().to(precision)
 
 
 def values_read(

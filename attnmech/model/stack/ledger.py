@@ -195,8 +195,7 @@ class ScoreAudit:
             query, key, self.parts.scale, d_head=self.parts.query_from_input.shape[-1], score=scores, position=position
         )
         if self.parts.relative is not None:
-            further = relative_rounding(self.parts.relative, query, key, self.parts.scale, rows)
-            allowed = allowed + further[..., :width]
+            allowed = allowed + relative_rounding(self.parts.relative, query, key, self.parts.scale, rows)[..., :width]
         self.residual = torch.maximum(self.residual, _largest(difference, keep))
         self.largest = torch.maximum(self.largest, _largest(scores, keep))
         # A sum without terms must agree exactly.
@@ -223,8 +222,7 @@ class ScoreAudit:
             value = from_input.abs()
             if from_bias is not None:
                 value = value + by_position(from_bias).abs()
-            columns = torch.linalg.vector_norm(W.detach(), dim=1, dtype=size.dtype)
-            summed = size[:, :, None] * columns.amax(dim=-1)
+            summed = size[:, :, None] * torch.linalg.vector_norm(W.detach(), dim=1, dtype=size.dtype).amax(dim=-1)
             if b is not None:
                 summed = summed + b.detach().abs().amax(dim=-1)
             if norm is not None:
@@ -279,9 +277,8 @@ def require_exact(
         return
     raise ExactnessError(
         f"layer {layer}, head {heads[worst]}: {what} differ from the model's by up to {float(residual[worst]):.2e}, "
-        f"{float(excess[worst]):.3g} times the most that rounding can explain. "
-        "Does an active hook change the stream between its writers, or q, k or the scores? am.certify(model) says what "
-        "else is wrong."
+        f"{float(excess[worst]):.3g} times the most that rounding can explain. Does an active hook change the stream "
+        "between its writers, or q, k or the scores? am.certify(model) says what else is wrong."
     )
 
 
@@ -292,8 +289,7 @@ def rotated_in(value: Float[Tensor, "batch head position d_head"], rotation: Rot
     """
     if rotation is None or value.dtype != torch.float64:
         return value.dtype
-    precisions = {computed_in(value), computed_in(rotation.back(value))}
-    return torch.float32 if torch.float32 in precisions else value.dtype
+    return torch.float32 if torch.float32 in {computed_in(value), computed_in(rotation.back(value))} else value.dtype
 
 
 def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:

@@ -74,8 +74,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
             if not point_of(full).per_layer:
                 keys[full, None] = None
                 continue
-            stack = split_stack(full)[0]
-            wanted = self.check_layers(chosen if layer is None else [layer], stack)
+            wanted = self.check_layers(chosen if layer is None else [layer], split_stack(full)[0])
             keys.update(dict.fromkeys((full, chosen_layer) for chosen_layer in wanted))
         return list(keys)
 

@@ -125,9 +125,7 @@ class Stack:
             return bias_of(self.module(layer, plan.attn_norm))
         if layer > 0 and plan.post_norm is not None:
             return bias_of(self.module(layer - 1, plan.post_norm))
-        if layer == 0 and plan.embed_norm is not None:
-            return bias_of(submodule(self._base, plan.embed_norm))
-        return None
+        return bias_of(submodule(self._base, plan.embed_norm)) if layer == 0 and plan.embed_norm is not None else None
 
     def rotation(self, layer: int, notes: Notes) -> Rotation | None:
         """The rotation of a layer's queries and keys, with the tables in its notes; None if there is none."""

@@ -188,8 +188,7 @@ def _wire_added(stack: Stack, layer: int, block: nn.Module) -> None:
         return with_first(output, torch.zeros_like(value)) if in_one() else None
 
     if plan.mixer:
-        at_mixer = at_written("mixer_out", "mixer", plan.mixer_scale)
-        submodule(block, plan.mixer).register_forward_hook(at_mixer)
+        submodule(block, plan.mixer).register_forward_hook(at_written("mixer_out", "mixer", plan.mixer_scale))
     for path in plan.mlp_further:
         submodule(block, path).register_forward_hook(at_further)
     if plan.mlp_out is not None:

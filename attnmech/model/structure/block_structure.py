@@ -151,8 +151,7 @@ class BlockReader:
             holding = list(self._holding(wanted, places))
             for call, columns, factor in reversed(holding):
                 if has_matrix(call.module):
-                    whole = same(self._by_token(call.input), self._attn_in)
-                    latent = None if whole else self._latent(name, call)
+                    latent = None if same(self._by_token(call.input), self._attn_in) else self._latent(name, call)
                     return _Source(call, self._known(call.made[0]), columns, factor, norm, after, latent)
             before = [held for held in holding if self._by_token(held[0].input) is not None]
             if norm is not None or not before:
@@ -198,15 +197,13 @@ class BlockReader:
     def _with_layout(self, plan: Architecture, q: _Source, k: _Source, v: _Source) -> Architecture:
         """Adds the projections, and the number of key heads before each is repeated for its group of queries."""
         made = self._attended.k.shape[2]
-        by_head = torch.tensor(k.columns).view(made, -1).tolist()
-        kv_heads = len({tuple(columns) for columns in by_head})
+        kv_heads = len({tuple(columns) for columns in torch.tensor(k.columns).view(made, -1).tolist()})
         # Each head as it was before the model repeated it for its group of queries.
         groups = (torch.tensor(source.columns).view(kv_heads, made // kv_heads, -1) for source in (k, v))
         once = [tuple(group[:, 0].flatten().tolist()) for group in groups]
         columns, paths = (q.columns, once[0], once[1]), tuple(self._below(source.call) for source in (q, k, v))
         if v.latent is not None:
-            expanded = Expanded(paths[0], paths[2], columns, v.latent, q.latent)
-            return replace(plan, qkv=expanded, n_kv_heads=kv_heads)
+            return replace(plan, qkv=Expanded(paths[0], paths[2], columns, v.latent, q.latent), n_kv_heads=kv_heads)
         in_order = all(one_columns == tuple(range(len(one_columns))) for one_columns in columns)
         layout: Columns | Separate = Columns((paths[0], paths[1], paths[2]), columns)
         if len(set(paths)) == 3 and in_order:
@@ -403,8 +400,7 @@ class BlockReader:
         for parts in (*([one] for one in written), *pairs):
             (writer, *mlp), values = zip(*parts, strict=True)
             if (fit := self._sums.fitted(self._ended, self._stream, values)) is not None:
-                attn_out = "" if writer.path == plan.out else writer.path
-                plan = replace(plan, attn_out=attn_out, attn_scale=fit.factors[0])
+                plan = replace(plan, attn_out="" if writer.path == plan.out else writer.path, attn_scale=fit.factors[0])
                 return replace(plan, mlp_out=mlp[0].path, mlp_scale=fit.factors[1]) if mlp else plan
         _refuse("no sum of the stream and the output of attention was found")
 

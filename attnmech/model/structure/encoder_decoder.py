@@ -208,9 +208,7 @@ class StacksReader(Reader):
         )  # fmt: skip
         if label == "encoder" and self._heard is not None:
             plan = replace(plan, reads=self._heard.reads)
-        if label != "cross":
-            return plan
-        return replace(plan, within=place.attention, attention="", streams=False)
+        return plan if label != "cross" else replace(plan, within=place.attention, attention="", streams=False)
 
     def _ends_of(self, trace: Trace, place: _Place) -> dict[str, Any]:
         blocks = self._base.get_submodule(place.blocks)

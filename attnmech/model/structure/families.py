@@ -34,12 +34,10 @@ def _refuse(reason: str) -> NoReturn:
     raise UnsupportedModelError(f"a model with {reason} is not supported.")
 
 
-_Paths: TypeAlias = tuple[str, str, str, str, str, str | None, str]
-"""The paths of the blocks, the final norm, attention, W_O, the norms before attention and before the MLP, the MLP."""
-
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 
-_DECODERS: Final[Mapping[str, _Paths]] = {
+_FIELDS: Final = ("blocks", "final_norm", "attention", "out", "attn_norm", "mid_norm", "mlp_out")
+_PATHS: Final[Mapping[str, tuple[str | None, ...]]] = {  # in the order of `_FIELDS`
     "BLOOM": ("h", "ln_f", "self_attention", "self_attention.dense", *_NORMS, "mlp.dense_4h_to_h"),
     "Falcon": ("h", "ln_f", "self_attention", "self_attention.dense", *_NORMS, "mlp"),
     "GPT-2": ("h", "ln_f", "attn", "attn.c_proj", "ln_1", "ln_2", "mlp"),
@@ -48,22 +46,22 @@ _DECODERS: Final[Mapping[str, _Paths]] = {
     "GPT-NeoX": ("layers", "final_layer_norm", "attention", "attention.dense", *_NORMS, "mlp"),
     "Llama": ("layers", "norm", "self_attn", "self_attn.o_proj", *_NORMS, "mlp"),
     "MPT": ("blocks", "norm_f", "attn", "attn.out_proj", "norm_1", "norm_2", "ffn.down_proj"),
+    "MVP": ("encoder.layers", None, "self_attn", "self_attn.out_proj", None, "self_attn_layer_norm", "fc2"),
+    "XLNet": ("layer", None, "rel_attn.core", "rel_attn.core.out", None, "rel_attn.layer_norm", "ff.layer_2"),
 }
 
 
-def _decoder(name: str, qkv: Layout) -> Architecture:
-    blocks, final_norm, attention, out, attn_norm, mid_norm, mlp_out = _DECODERS[name]
-    return Architecture(
-        name=name, blocks=blocks, final_norm=final_norm, attention=attention, qkv=qkv, out=out, attn_norm=attn_norm,
-        mid_norm=mid_norm, mlp_out=mlp_out,
-    )  # fmt: skip
+def _family(family: str, qkv: Layout, **further: Any) -> Architecture:
+    paths: dict[str, Any] = dict(zip(_FIELDS, _PATHS[family], strict=True))
+    return Architecture(**{"name": family, "qkv": qkv, **paths, **further})
 
 
 def _bloom(config: Config) -> Architecture:
     if config.apply_residual_connection_post_layernorm:
         _refuse("apply_residual_connection_post_layernorm=True (the stream itself is normalised in every block)")
-    return replace(
-        _decoder("BLOOM", Fused("query_key_value", "head qkv d_head")),
+    return _family(
+        "BLOOM",
+        Fused("query_key_value", "head qkv d_head"),
         embed_norm="word_embeddings_layernorm",
         alibi=Alibi(),
         replacement=through_attend,
@@ -73,8 +71,9 @@ def _bloom(config: Config) -> Architecture:
 def _mpt(config: Config) -> Architecture:
     if config.attn_config.clip_qkv:
         _refuse("clip_qkv (clipped queries and keys are not a sum of terms)")
-    return replace(
-        _decoder("MPT", Fused("Wqkv", "qkv head d_head")),
+    return _family(
+        "MPT",
+        Fused("Wqkv", "qkv head d_head"),
         alibi=Alibi(from_end=True),
         replacement=through_attend,
         position_limit=config.max_seq_len,
@@ -91,7 +90,7 @@ def _falcon(config: Config) -> Architecture:
     # For each kv head its queries, its key and its value.
     slots = torch.arange((heads // kv_heads + 2) * kv_heads * d_head).view(kv_heads, -1, d_head)
     q, k, v = (tuple(part.flatten().tolist()) for part in (slots[:, :-2], slots[:, -2], slots[:, -1]))
-    plan = _decoder("Falcon", Columns(("query_key_value",) * 3, (q, k, v)))
+    plan = _family("Falcon", Columns(("query_key_value",) * 3, (q, k, v)))
     return replace(
         plan,
         attn_norm="ln_attn" if two_norms else plan.attn_norm,
@@ -108,13 +107,14 @@ def _falcon(config: Config) -> Architecture:
 def _gpt2(config: Config) -> Architecture:
     if config.add_cross_attention:
         _refuse("add_cross_attention=True (cross-attention to another model's states)")
-    return replace(_decoder("GPT-2", Fused("c_attn", "qkv head d_head")), position_limit=config.n_positions)
+    return _family("GPT-2", Fused("c_attn", "qkv head d_head"), position_limit=config.n_positions)
 
 
 def _gptj(config: Config) -> Architecture:
     d_head = config.hidden_size // config.num_attention_heads
-    return replace(
-        _decoder("GPT-J", GPTJAttention.layout),
+    return _family(
+        "GPT-J",
+        GPTJAttention.layout,
         rotary=replace(PAIRS, share=(config.rotary_dim or d_head) / d_head, theta=10_000.0),
         replacement=GPTJAttention,
         position_limit=config.n_positions,
@@ -129,12 +129,12 @@ def _codegen(config: Config) -> Architecture:
 
 
 def _gpt_neo(config: Config) -> Architecture:
-    plan = _decoder("GPT-Neo", GPTNeoAttention.layout)
-    return replace(plan, replacement=GPTNeoAttention, position_limit=config.max_position_embeddings)
+    limit = config.max_position_embeddings
+    return _family("GPT-Neo", GPTNeoAttention.layout, replacement=GPTNeoAttention, position_limit=limit)
 
 
 def _gpt_neox(config: Config) -> Architecture:
-    plan = _decoder("GPT-NeoX", Fused("query_key_value", "head qkv d_head"))
+    plan = _family("GPT-NeoX", Fused("query_key_value", "head qkv d_head"))
     return replace(
         plan,
         mid_norm=None if config.use_parallel_residual else plan.mid_norm,
@@ -167,7 +167,7 @@ def _opt(config: Config) -> Architecture:
 
 
 def _llama(config: Config, name: str = "Llama") -> Architecture:
-    return replace(_decoder("Llama", Separate("q_proj", "k_proj", "v_proj")), name=name, rotary=HALVES)
+    return _family("Llama", Separate("q_proj", "k_proj", "v_proj"), name=name, rotary=HALVES)
 
 
 def _gemma2(config: Config) -> Architecture:
@@ -258,14 +258,9 @@ def _xlnet(config: Config) -> Architecture:
         _refuse("bi_data=True (half of its texts count distances backwards)")
     if config.attn_type != "bi":
         _refuse(f"attn_type={config.attn_type!r} (transformers does not run it on texts with padding)")
-    return Architecture(
-        name="XLNet",
-        blocks="layer",
-        attention="rel_attn.core",
-        qkv=XLNetCore.layout,
-        out="rel_attn.core.out",
-        mid_norm="rel_attn.layer_norm",
-        mlp_out="ff.layer_2",
+    return _family(
+        "XLNet",
+        XLNetCore.layout,
         norm="post",
         post_norm="ff.layer_norm",
         head_refused="there is no norm between its last block and its unembedding",
@@ -320,16 +315,12 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
 
 def _like_bart(name: str, config: Config, limits: tuple[int, int]) -> tuple[Architecture, Architecture, Architecture]:
     """Encoder, decoder and cross-attention in post-norm blocks; `limits` are the positions of encoder and decoder."""
-    encoder = Architecture(
+    encoder = _family(
+        "MVP",
+        Separate("q_proj", "k_proj", "v_proj"),
         name=name,
         stack="encoder",
-        blocks="encoder.layers",
-        attention="self_attn",
-        qkv=Separate("q_proj", "k_proj", "v_proj"),
-        out="self_attn.out_proj",
         norm="post",
-        mid_norm="self_attn_layer_norm",
-        mlp_out="fc2",
         post_norm="final_layer_norm",
         embed_norm="encoder.layernorm_embedding",
         embed_scale=config.d_model**0.5 if getattr(config, "scale_embedding", False) else 1.0,

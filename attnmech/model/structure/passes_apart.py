@@ -100,8 +100,7 @@ def _by_text(
     places = _places_alone(position_ids, batch)
     ends = places.movedim(-2, 0).flatten(1).amax(dim=1)
     order = ends.argsort(stable=True)
-    counts = Counter(ends[order].tolist())
-    parts = [tables(places[..., rows, :]) for rows in torch.split(order, list(counts.values()))]
+    parts = [tables(places[..., rows, :]) for rows in torch.split(order, list(Counter(ends[order].tolist()).values()))]
     back = order.argsort()
     # Tables are [*axes text position d_rotary]; the texts return to the order of the batch.
     return pytree.tree_map(lambda *of_parts: torch.cat(of_parts, dim=-3).index_select(-3, back), *parts)
@@ -112,8 +111,7 @@ def _places_alone(position_ids: Tensor, batch: Batch) -> Tensor:
     places = position_ids.expand(*position_ids.shape[:-2], len(batch.ids), -1)
     if "position_ids" not in batch.extra:
         places = places - places.gather(-1, batch.begins.expand(places.shape[:-1])[..., None])
-    last = places.masked_fill(~batch.mask, 0).amax(dim=-1, keepdim=True)
-    return places.clamp_min(0).minimum(last)
+    return places.clamp_min(0).minimum(places.masked_fill(~batch.mask, 0).amax(dim=-1, keepdim=True))
 
 
 def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

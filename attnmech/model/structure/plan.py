@@ -123,9 +123,8 @@ def _sparse_blocks(model: PreTrainedModel) -> str:
         return ""
     return (
         "its attention is sparse (attention_type='block_sparse'): a block of tokens attends to a few other blocks, "
-        "some of them chosen at random. The same "
-        f"weights run with full attention: am.load(transformers.{type(model).__name__}.from_pretrained(folder, "
-        "attention_type='original_full'))"
+        "some of them chosen at random. The same weights run with full attention: "
+        f"am.load(transformers.{type(model).__name__}.from_pretrained(folder, attention_type='original_full'))"
     )
 
 

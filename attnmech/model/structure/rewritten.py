@@ -102,8 +102,7 @@ def _use(block: nn.Module, seen: set[int]) -> nn.Module:
 def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
     rows = model.get_input_embeddings().weight
     assert isinstance(rows, torch.Tensor)
-    generator = torch.Generator().manual_seed(_SEED)
-    ids = torch.randint(len(rows), _TEXTS, generator=generator).to(rows.device)
+    ids = torch.randint(len(rows), _TEXTS, generator=torch.Generator().manual_seed(_SEED)).to(rows.device)
     try:
         before = _last(copy_of(model).base_model(input_ids=ids))
     except Exception:  # a model that does not run at all is refused at its first pass

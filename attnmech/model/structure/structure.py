@@ -383,5 +383,4 @@ def common_plan(plans: Mapping[int, Architecture], unread: Mapping[str, Exceptio
     still = tuple(layer for layer, plan in plans.items() if rotating and plan.rotary is None)
     # A layer whose norm is nn.Identity reads as having none.
     norms = Counter(plan.attn_norm for plan in plans.values() if plan.attn_norm is not None)
-    attn_norm = norms.most_common(1)[0][0] if norms else None
-    return replace(common, unrotated=still, attn_norm=attn_norm)
+    return replace(common, unrotated=still, attn_norm=norms.most_common(1)[0][0] if norms else None)

@@ -117,8 +117,7 @@ def text_modules(base: Any, blocks: Sequence[str]) -> Iterator[tuple[str, nn.Mod
     towers = towers_of(base, blocks)
     whole = [max((path for path in embedding_too if _is_in(block, path)), key=len, default="") for block in blocks]
     for path, part in base.named_modules():
-        inside = any(_is_in(path, model) for model in whole)
-        if inside and not any(_is_in(path, tower) for tower in towers):
+        if any(_is_in(path, model) for model in whole) and not any(_is_in(path, tower) for tower in towers):
             yield path, part
 
 

@@ -142,8 +142,7 @@ def _reducers(model: HookedModel, by: Statistic, k: int, seed: int, notes: list[
         "means": MeanQKReducer(),
         "shares": VarianceReducer(),
     }
-    omitted = "The tokens that heads write are"
-    ov = noted(notes, omitted, lambda: OVTokens.reducer(model), InputError, CertificateError)
+    ov = noted(notes, "The tokens that heads write are", lambda: OVTokens.reducer(model), InputError, CertificateError)
     reducers |= {} if ov is None else {"ov": ov}
     if model.output_stack.architecture.streams:
         reducers["updates"] = ResidualUpdates.reducer()

@@ -282,8 +282,7 @@ class Atlas(WritesHtml):
             for layer, name in files.items():
                 draft = drafts.enter_context(writing(place / name))
                 rows = json.dumps(packed_rows(self.examples, layer))
-                script = f"(window.attnmechPieces ??= {{}})[{json.dumps(name)}] = {rows};\n"
-                draft.write_text(script, encoding="utf-8")
+                draft.write_text(f"(window.attnmechPieces ??= {{}})[{json.dumps(name)}] = {rows};\n", encoding="utf-8")
             page.write_text(render_page(self._page(tuple(files.values())), reads_files=True), encoding="utf-8")
         return index
 
@@ -349,7 +348,6 @@ class Atlas(WritesHtml):
     def _sections(self, files: tuple[str, ...]) -> list[Section]:
         layers = self.examples.layers
         on = f"the first {self.ablated} texts of the corpus"
-        swept = {"am.ablate_heads": self.effects, "am.null_attention": self.null}
         return [
             about_examples(self.examples, files),
             *about_kernel(self.focus, layers),
@@ -357,7 +355,7 @@ class Atlas(WritesHtml):
             *([] if self.ov is None else [ov_section(self.ov, "atlas.ov")]),
             *(
                 section_of(result, f"{call}(model, texts)", layers, on)
-                for call, result in swept.items()
+                for call, result in {"am.ablate_heads": self.effects, "am.null_attention": self.null}.items()
                 if result is not None
             ),
             *(section for tab in GROUPS for section in about_numbers(self.heads.compared, tab)),
