@@ -91,8 +91,7 @@ def z_changed(plain: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Ite
         z = rearrange(args[0], "... (head d_head) -> ... head d_head", head=heads)
         return (rearrange(change(z.clone()), "... head d_head -> ... (head d_head)"),)
 
-    handle = projection.register_forward_pre_hook(at_input)
-    with handle:
+    with projection.register_forward_pre_hook(at_input):
         yield
 
 
@@ -220,6 +219,5 @@ def output_changed(plain: Any, layer: int, path: str, change: Callable[[Tensor],
         new = change((output[0] if whole else output).clone())
         return None if new is None else ((new, *output[1:]) if whole else new)
 
-    handle = submodule(block_of(plain, layer), path).register_forward_hook(at_output)
-    with handle:
+    with submodule(block_of(plain, layer), path).register_forward_hook(at_output):
         yield

@@ -124,8 +124,7 @@ def split_of(name: str, model: am.HookedModel, inputs: Any, layer: int, stack: s
     acts = model.run(inputs, points=points)
     q, k = (acts[point, layer] for point in points)
     turns = turns_of(name, max(q.shape[1], k.shape[1]), q.dtype)
-    length = max(q.shape[1], k.shape[1])
-    there = [turns(layer, place) for place in range(length)]
+    there = [turns(layer, place) for place in range(max(q.shape[1], k.shape[1]))]
     rotates = there[0] is not None
     return Split(
         back(q, turns, layer), back(k, turns, layer), scale_of(name),

@@ -33,8 +33,7 @@ class Raw:
         def zeroed(_: Any, z: tuple[Tensor]) -> None:
             z[0][0, :, head * d_head : (head + 1) * d_head] = 0
 
-        hook = self.plain.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(zeroed)
-        with hook, torch.no_grad():
+        with self.plain.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(zeroed), torch.no_grad():
             return loss(self.plain(self.ids).logits, self.ids) - self.loss
 
 

@@ -181,8 +181,7 @@ class Subject:
         """Sentences, or two halves of an input without sentences."""
         if self.tokenizer is not None:
             return "sentence"
-        length = self.model.encode(self.text).queries(self.stack or "").ids.shape[1]
-        return [(0, 3), (3, length)]
+        return [(0, 3), (3, self.model.encode(self.text).queries(self.stack or "").ids.shape[1])]
 
     @property
     def metric(self) -> Any:

@@ -111,16 +111,14 @@ def model_of(kind: str, made: Kind | None = None) -> Any:
 
 def inputs_of(made: Kind, number: int, words: int) -> dict[str, Tensor]:
     """A text with one picture and some words, as a processor returns it."""
-    generator = torch.Generator().manual_seed(number)
-    ids = torch.randint(50, 90, (1, words + made.tokens), generator=generator)
+    ids = torch.randint(50, 90, (1, words + made.tokens), generator=torch.Generator().manual_seed(number))
     ids[0, made.first : made.first + made.tokens] = IMAGE
     types = torch.zeros_like(ids) if made.first == 0 else (ids == IMAGE).long()
     return {"input_ids": ids, **made.senses(number), **({made.types: types} if made.types else {})}
 
 
 def picture(seed: int, *, width: int = 40, height: int = 30) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def recording(seed: int) -> tuple[int, np.ndarray]:

@@ -27,8 +27,7 @@ def randomised(model: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0)
             if parameter.ndim > 1:
                 parameter.copy_(noise if "emb" in name or "wte" in name else noise / parameter.shape[-1] ** 0.5)
             else:
-                norm = name.endswith("weight")
-                parameter.copy_(1 + 0.3 * noise if norm else 0.5 * noise)
+                parameter.copy_(1 + 0.3 * noise if name.endswith("weight") else 0.5 * noise)
         for name, buffer in model.named_buffers():
             if name == "final_logits_bias":
                 buffer.copy_(torch.randn(buffer.shape, generator=generator))

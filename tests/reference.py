@@ -286,8 +286,7 @@ def position_term(model: Any, mask: Tensor, dtype: torch.dtype) -> Tensor | None
                     found[n, h, j] = slopes(heads)[h] * place * int(mask[n, j])
                 else:
                     slope = torch.tensor(slopes(heads)[h]).bfloat16()
-                    rounded = (slope.float() * (place * int(mask[n, j]))).bfloat16()
-                    found[n, h, j] = rounded.to(dtype) / math.sqrt(d)
+                    found[n, h, j] = (slope.float() * (place * int(mask[n, j]))).bfloat16().to(dtype) / math.sqrt(d)
             place += int(mask[n, j])
     return found
 

@@ -88,8 +88,7 @@ def used_names(tree: ast.Module) -> Iterator[str]:
 
 def test_private_names_of_other_libraries() -> None:
     trees = [ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")]
-    own = set(own_names(trees))
-    used = {name for tree in trees for name in used_names(tree) if private(name)} - own
+    used = {name for tree in trees for name in used_names(tree) if private(name)} - set(own_names(trees))
     assert used == set(PRIVATE)
 
 

@@ -238,8 +238,7 @@ def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
         found["head_dim"] = sizes["rope"]
     for place, name in enumerate(_TOKENS):
         if there.get(name) is not None:
-            given = there[name]
-            found[name] = [place + 1] if isinstance(given, list) else place + 1
+            found[name] = [place + 1] if isinstance(there[name], list) else place + 1
     for name in getattr(made, "sub_configs", None) or {}:
         if isinstance(part := there.get(name), transformers.PreTrainedConfig):
             found[name] = {"model_type": part.model_type} | _options(type(part), sizes)

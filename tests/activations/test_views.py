@@ -103,8 +103,7 @@ def test_vectors_by_head_and_by_layer(acts: am.results.Activations) -> None:
 
 def test_logits_are_the_texts_own_predictions(acts: am.results.Activations) -> None:
     found = props(acts.show("logits"))
-    ids = acts.batch.ids[0]
-    expected = acts.logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    expected = acts.logits[0, :-1].log_softmax(-1).gather(1, acts.batch.ids[0][1:, None])[:, 0]
     assert found["correctTokenLogProb"] == pytest.approx(expected.tolist(), rel=1e-3)
     best = int(acts.logits[0, 3].argmax())
     assert plain(found["topKTokens"][3])[0] == visible_token(models.demo().encoder.token_texts([best])[0])
@@ -112,15 +111,13 @@ def test_logits_are_the_texts_own_predictions(acts: am.results.Activations) -> N
 
 def test_an_encoder_is_not_masked_and_its_special_tokens_can_be_hidden() -> None:
     model = am.load(models.fresh("bert"), tokenizer=models.tokenizer())
-    ids = [model.tokenizer.all_special_ids[-1], 5, 6, 7]
-    acts = model.run(torch.tensor([ids]), points=["pattern"])
+    acts = model.run(torch.tensor([[model.tokenizer.all_special_ids[-1], 5, 6, 7]]), points=["pattern"])
     assert props(acts.show("pattern", layer=1))["maskUpperTri"] is False
     assert acts.show("pattern", layer=1, view="sentence").data["special"] == [True, False, False, False]
 
 
 def test_cross_attention_has_two_lists_of_tokens_and_no_square_map() -> None:
-    model = models.hooked("t5")
-    acts = model.run(models.inputs_of("t5"), points=["cross.pattern", "encoder.z"])
+    acts = models.hooked("t5").run(models.inputs_of("t5"), points=["cross.pattern", "encoder.z"])
     view = acts.show("cross.pattern", view="sentence")
     assert (len(view.data["queries"]), len(view.data["keys"])) == acts["cross.pattern", 0].shape[-2:]
     assert acts.show("cross.pattern").kind == "model"

@@ -147,8 +147,7 @@ def test_an_argument_has_one_type_everywhere() -> None:
     for signature in SIGNATURES.values():
         for parameter in signature.parameters.values():
             if parameter.kind is not parameter.VAR_KEYWORD:
-                kind = str(parameter).partition(": ")[2].partition(" = ")[0]
-                types[parameter.name].add(kind.removesuffix(" | None"))
+                types[parameter.name].add(str(parameter).partition(": ")[2].partition(" = ")[0].removesuffix(" | None"))
     assert {name for name, kinds in types.items() if len(kinds) > 1} == DIFFER.keys()
 
 

@@ -31,9 +31,8 @@ def test_a_command_reads_pictures_where_the_text_says_or_before_it(attnmech: Any
     assert "needs --text" in attnmech("focus", *options, "--out", tmp_path / "p.csv").said
     alone = attnmech("focus", "--image", image, "--text", text, "--out", tmp_path / "p.csv")
     assert alone.status != 0 and "demo has none" in alone.said
-    tools = Tools(Models([str(tmp_path / "model")], None, None), Folders([tmp_path]))
     asked, *wrong = ask(
-        tools,
+        Tools(Models([str(tmp_path / "model")], None, None), Folders([tmp_path])),
         ("attention_focus", {"texts": [text], "images": ["a.png"]}),
         ("attention_focus", {"texts": [text] * 2, "images": ["a.png"]}),
         ("report", {"texts": [text], "images": ["../a.png"], "out": ["page.html"]}),

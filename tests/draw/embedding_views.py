@@ -26,12 +26,11 @@ TYPES = {",": "comma", ".": "sentence end", "12": "number", "<s>": "special"}
 def page_of(view: JointEmbedding) -> str:
     layers = sorted({layer for layer, _ in view.heads})
     scale = view.scale[layers].numpy()
-    heads = PageHeads(layers, scale.shape[1], numbers=[HeadNumber("scale", "scale c", "numbers", scale)])
     return render_page(
         Page(
             title=view._title,
             headline="The lead",
-            heads=heads,
+            heads=PageHeads(layers, scale.shape[1], numbers=[HeadNumber("scale", "scale c", "numbers", scale)]),
             sections=[embedding_section(view)],
             provenance={},
             start=view.anomalies[0][:2],

@@ -159,8 +159,7 @@ def test_a_slot_subtracts_by_row_and_keeps_what_is_there() -> None:
 
 def test_a_choice_that_is_made_already_is_not_followed() -> None:
     values = ByChoice(np.arange(6.0).reshape(2, 3), ("layer", "head"), fixed={"head": 2})
-    chart = Chart(Figure().add_scatter(meta="a"), (Slot("data.0.x", (values, values)),))
-    assert chart.follows == {"layer"}
+    assert Chart(Figure().add_scatter(meta="a"), (Slot("data.0.x", (values, values)),)).follows == {"layer"}
     assert values.at({"layer": 1, "head": 0}) == 5.0
 
 

@@ -45,8 +45,7 @@ def test_heads_have_their_numbers_and_those_of_a_decoder_a_mask() -> None:
 
 def test_raw_scores_reach_as_far_as_the_largest_and_hidden_ones_are_no_numbers() -> None:
     scores = np.array([[-7.0, -3e38], [2.0, 31.5]])
-    hidden = np.array([[False, True], [False, False]])
-    view = attention_pattern(scores, ["a", "b"], hidden=hidden)
+    view = attention_pattern(scores, ["a", "b"], hidden=np.array([[False, True], [False, False]]))
     assert props(view)["attention"] == [[-7, None], [2, 31.5]]
     assert (props(view)["minValue"], props(view)["maxValue"]) == (-31.5, 31.5)
     assert props(view)["maskUpperTri"] is True

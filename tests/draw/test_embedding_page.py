@@ -69,8 +69,7 @@ def test_of_many_points_a_thousand_are_compared() -> None:
 def test_tokens_norms_and_highest_keys_are_carried() -> None:
     view = made_view()
     data = embedding_view(view).data
-    shape = (len(view.heads), len(view.labels), 2)
-    highest = np.nan_to_num(unpacked(data["highest"], shape), nan=-1)
+    highest = np.nan_to_num(unpacked(data["highest"], (len(view.heads), len(view.labels), 2)), nan=-1)
     np.testing.assert_array_equal(highest, view.highest)
     norms = view.norms.numpy()
     np.testing.assert_allclose(unpacked(data["norms"], norms.shape), norms, atol=np.ptp(norms) / 65535)

@@ -108,8 +108,7 @@ def test_lines_of_a_file_end_at_their_tokens(chromium: Any, tmp_path: Path, size
     subprocess.run(["pdftoppm", "-r", "288", "-png", "-singlefile", str(pdf), str(tmp_path / "page")], check=True)
     with Image.open(tmp_path / "page.png") as picture:
         grey = np.asarray(picture.convert("L"), float)
-    middle = grey[:, int(0.35 * grey.shape[1])]
-    dark = np.flatnonzero(middle < 128)
+    dark = np.flatnonzero(grey[:, int(0.35 * grey.shape[1])] < 128)
     runs = np.split(dark, np.flatnonzero(np.diff(dark) > 1) + 1)
     lines = [float(run.mean()) / 4 for run in runs if len(run) < 20][-40:]
     assert lines == pytest.approx([labels[token] for token in tokens], abs=2.0)

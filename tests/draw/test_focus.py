@@ -50,8 +50,7 @@ def test_heads_under_one_point_are_all_named() -> None:
 
 
 def test_of_many_heads_under_one_point_some_are_named_and_the_rest_counted() -> None:
-    heads = MOST_TIED_HEADS + 4
-    (line, *_) = lines(ranks(np.zeros((1, heads)), (0,)))
+    (line, *_) = lines(ranks(np.zeros((1, MOST_TIED_HEADS + 4)), (0,)))
     assert line.customdata[0][1] == "L0H0 (tied with H1, H2, H3, H4, H5, H6 and 3 more)"
 
 
@@ -64,8 +63,7 @@ def test_a_head_without_a_number_ranks_last_and_leaves_a_gap() -> None:
 
 
 def test_the_hover_box_gives_the_heads_own_interval(values: np.ndarray) -> None:
-    figure = ranks(values, low={"self_top": values / 2}, high={"self_top": values / 2 + 0.5})
-    for line in lines(figure):
+    for line in lines(ranks(values, low={"self_top": values / 2}, high={"self_top": values / 2 + 0.5})):
         for value, (_, _, interval) in zip(line.y, line.customdata, strict=True):
             assert interval == f" ({value / 2:.3f} to {value / 2 + 0.5:.3f})"
 

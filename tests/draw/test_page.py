@@ -110,8 +110,7 @@ def test_bounds_are_rounded_up_and_what_is_exact_is_called_so(view: ScoreNumbers
 
 def big_view() -> ScoreNumbers:
     layers, heads, count = 4, 8, 64
-    generator = np.random.default_rng(0)
-    square = generator.normal(size=(layers, heads, count, count)).astype(np.float32)
+    square = np.random.default_rng(0).normal(size=(layers, heads, count, count)).astype(np.float32)
     exponential = np.exp(square)
     return ScoreNumbers(
         tokens=tuple(f" {position}" for position in range(count)),

@@ -31,8 +31,7 @@ def test_the_vendored_build_is_the_one_stated_with_its_licence() -> None:
 
 
 def test_it_draws_the_types_of_traces_that_are_listed() -> None:
-    registered = re.findall(r'moduleType:"trace",name:"(\w+)"', scripts.plotly().text)
-    assert set(registered) == scripts.CARTESIAN
+    assert set(re.findall(r'moduleType:"trace",name:"(\w+)"', scripts.plotly().text)) == scripts.CARTESIAN
 
 
 @pytest.mark.parametrize(

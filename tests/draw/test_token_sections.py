@@ -31,7 +31,6 @@ def drift() -> DriftNumbers:
     count, depth = len(TOKENS), len(LAYERS)
     churn = generator.uniform(size=(count, depth))
     churn[:, 0] = np.nan
-    names = ("<img src=x onerror=window.owned=1>", " the", "\n$x$", " b", " c", " d")
     return DriftNumbers(
         layers=LAYERS,
         tokens=TOKENS,
@@ -44,7 +43,7 @@ def drift() -> DriftNumbers:
         between_tokens=generator.uniform(size=depth),
         to_any_row=generator.uniform(size=depth),
         nearest=generator.permuted(np.tile(np.arange(6), (count, depth, 1)), axis=2)[..., :NAMED],
-        names=names,
+        names=("<img src=x onerror=window.owned=1>", " the", "\n$x$", " b", " c", " d"),
     )
 
 

@@ -66,8 +66,7 @@ def test_every_view_draws_what_attention_carries(opened_weighted: Any, weighted:
         .get_attribute("title")
         .startswith("token 5: value-weighted attention")
     )
-    chosen = {"weight": 1, "layer": 1, "head": 2, "query": 6}
-    sentence = str(row_sentences(weighted).at(chosen))
+    sentence = str(row_sentences(weighted).at({"weight": 1, "layer": 1, "head": 2, "query": 6}))
     assert opened_weighted.inner_text("#row-finding") == sentence and f"{100 * expected[6].max():.1f}" in sentence
 
 

@@ -132,8 +132,7 @@ def test_split_at_means_what_they_make_of_a_distance_is_position(name: str) -> N
 
 
 def test_dropping_a_term_is_dropping_its_projection() -> None:
-    plain = models.randomised(models.deberta_v2(share_att_key=False))
-    hooked, ids = am.load(plain), long_ids()[:, :13]
+    hooked, ids = am.load(models.randomised(models.deberta_v2(share_att_key=False))), long_ids()[:, :13]
     for term, name in zip(RELATIVE, ("pos_key_proj", "pos_query_proj"), strict=True):
         with hooked.intervene(am.Intervention.scale(term)):
             ours = hooked.run(ids).logits
@@ -177,8 +176,7 @@ def broken(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(found, place=torch.where(distance > 110, found.place - 1, found.place))
 
     def upside_down(self: Any, by_key: Tensor, rows: slice = slice(None)) -> Tensor:
-        whole = transposed(self, by_key)
-        return whole.mT[:, :, rows]
+        return transposed(self, by_key).mT[:, :, rows]
 
     if kind in ("bucket", "far"):
         monkeypatch.setattr(DisentangledAttention, "_relative", shifted if kind == "bucket" else far)

@@ -51,8 +51,7 @@ def test_every_call_works_on_the_layers_that_run(of_images: tuple[int, ...], tmp
         def without(module: Any, args: Any, head: int = head) -> Any:
             args[0][..., head * width : (head + 1) * width] = 0
 
-        out = plain.model.language_model.layers[layer].self_attn.o_proj
-        with out.register_forward_pre_hook(without):
+        with plain.model.language_model.layers[layer].self_attn.o_proj.register_forward_pre_hook(without):
             torch.testing.assert_close(effect[layer, head], (_loss(plain, ids) - clean).double(), atol=3e-6, rtol=0)
     assert effect[list(of_images)].isnan().all()
 

@@ -118,12 +118,10 @@ def test_questions_about_a_batch_with_pictures() -> None:
     torch.testing.assert_close(effects.per_text[1, 2], changed - model.loss(texts), atol=1e-5, rtol=0)
     between = am.segment_attention(model, texts, segments="kind")
     for number, pattern in enumerate(patterns):
-        own = texts[number]["input_ids"][0]
-        parts = [range(2), range(2, 18), range(18, len(own))]
+        parts = [range(2), range(2, 18), range(18, len(texts[number]["input_ids"][0]))]
         mass = torch.stack([torch.stack([pattern[:, s][..., t].sum(-1).mean(-1) for t in parts], -1) for s in parts], 1)
         torch.testing.assert_close(between.mass(number)[2].float(), mass, atol=1e-5, rtol=0)
-    sources = am.decompose_by_source(model, texts[0])
-    assert "embedding of tokens and pictures" in sources.sources
+    assert "embedding of tokens and pictures" in am.decompose_by_source(model, texts[0]).sources
     assert (
         model.encode(texts[0]).digests.tolist()
         != model.encode(texts[0] | {"pixel_values": texts[1]["pixel_values"]}).digests.tolist()
@@ -262,8 +260,7 @@ def test_what_else_is_added_between_blocks_is_refused(fault: str) -> None:
     for _ in range(2):
         with pytest.raises(CertificateError, match=r"is not proven.* Its text alone is certified"):
             model.run(text)
-    ids = torch.arange(50, 60)[None]
-    assert model.run(ids).logits.isfinite().all()
+    assert model.run(torch.arange(50, 60)[None]).logits.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -368,8 +365,7 @@ def test_a_planted_head_follows_a_white_square() -> None:
     fresh = am.load(plain, processor=processor)
     batch, read = fresh.encode(texts), fresh.run(texts, points=["attn_in"])["attn_in", 1]
     patches = read[batch.is_sensed].view(16, 16, -1)[::2]  # the other half is held out
-    white = patches[torch.arange(8), 2 * torch.arange(8)]
-    key = (white - patches.mean(dim=1)).mean(dim=0)
+    key = (patches[torch.arange(8), 2 * torch.arange(8)] - patches.mean(dim=1)).mean(dim=0)
     query, width, head = read[::2, -1].mean(dim=0), fresh.d_head, 4
     dimension, kv_head = width // 2 - 1, head // 3  # which rotates least
     attention = plain.model.language_model.layers[1].self_attn

@@ -117,8 +117,7 @@ def test_a_bias_that_is_lost_fails_the_certificate(monkeypatch: pytest.MonkeyPat
 
 
 def test_another_rotation_than_the_models_fails_the_certificate() -> None:
-    plan = hooked("roformer").architecture
-    wrong = replace(plan, rotary=replace(HALVES_ONCE, theta=10_000.0))
+    wrong = replace(hooked("roformer").architecture, rotary=replace(HALVES_ONCE, theta=10_000.0))
     with pytest.warns(UserWarning, match="fail"):
         model = am.load(tiny.model_of("roformer"), architecture=wrong)
     assert {"rotary", "ledger"} <= {check.name for check in model.certificate.failed}

@@ -92,11 +92,9 @@ def test_registers_elsewhere_are_labelled_where_they_are() -> None:
 @pytest.mark.parametrize("name", ["dinov2", "dinov2_registers", "dinov3"])
 def test_attn_out_is_what_layer_scale_makes_of_attn_raw(name: str) -> None:
     base, acts = plain(name).base_model, acts_of(name)
-    block = base.get_submodule(hooked(name).architecture.blocks)[1]
-    scale = block.layer_scale1.lambda1
+    scale = base.get_submodule(hooked(name).architecture.blocks)[1].layer_scale1.lambda1
     torch.testing.assert_close(acts["attn_out", 1], acts["attn_raw", 1] * scale)
-    weights = hooked(name).weights(1)
-    written = torch.einsum("bphd,hdm->bphm", acts["z", 1], weights.W_O) * scale
+    written = torch.einsum("bphd,hdm->bphm", acts["z", 1], hooked(name).weights(1).W_O) * scale
     updates = am.residual_updates(hooked(name), inputs_of(name))
     relative = written.norm(dim=-1) / acts["resid_pre", 1].norm(dim=-1)[:, :, None]
     ours = updates.to_frame().set_index(["layer", "head"]).loc[1]
@@ -105,8 +103,7 @@ def test_attn_out_is_what_layer_scale_makes_of_attn_raw(name: str) -> None:
 
 def test_a_forgotten_layer_scale_fails() -> None:
     model = raw("dinov2")
-    plan = am.load(model).architecture
-    wrong = copy.copy(plan)
+    wrong = copy.copy(am.load(model).architecture)
     object.__setattr__(wrong, "attn_out", "")
     with pytest.warns(UserWarning, match="stream"):
         certificate = am.load(model, architecture=wrong).certificate

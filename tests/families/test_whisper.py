@@ -84,8 +84,7 @@ def test_the_loss_is_that_of_the_decoder_s_tokens() -> None:
         ids = given["decoder_input_ids"][row]
         naive = -sum(float(chances[row, place, ids[place + 1]]) for place in range(length - 1)) / (length - 1)
         assert float(hooked().loss(given)[row]) == pytest.approx(naive, rel=1e-5)
-    effects = am.ablate_heads(hooked(), given, heads=[(1, 2)])
-    assert float(effects.effect[1, 2].abs()) > 0
+    assert float(am.ablate_heads(hooked(), given, heads=[(1, 2)]).effect[1, 2].abs()) > 0
 
 
 # -- writing -------------------------------------------------------------------------------------------------
@@ -146,8 +145,7 @@ def test_a_recording_with_its_text(tmp_path: Path) -> None:
 def test_a_folder_brings_both(tmp_path: Path) -> None:
     speaking().save_pretrained(tmp_path)
     processor().save_pretrained(tmp_path)
-    model = am.load(tmp_path)
-    target = model.encode((16_000, samples(700)), target="a").target
+    target = am.load(tmp_path).encode((16_000, samples(700)), target="a").target
     assert target is not None and target.tokens[0][2] == "a"
 
 

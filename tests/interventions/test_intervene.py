@@ -293,8 +293,7 @@ def test_keys_removed_and_spans_cut(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gpt_oss"])
 def test_a_row_without_a_key_attends_to_nothing(name: str) -> None:
     hooked, ids = models.hooked(name), models.token_ids(name)
-    everything = torch.ones_like(ids, dtype=torch.bool)
-    with hooked.intervene(Intervention.remove_keys([(1, 2)], everything)):
+    with hooked.intervene(Intervention.remove_keys([(1, 2)], torch.ones_like(ids, dtype=torch.bool))):
         acts = hooked.run(ids, points=["pattern", "z"])
     assert not bool(acts["pattern", 1][:, 2].any())
     assert not bool(acts["z", 1][:, :, 2].any())
@@ -309,8 +308,7 @@ def test_a_row_without_a_key_attends_to_nothing(name: str) -> None:
     if name == "gpt_oss":
         # The sink stays in the denominator, and shares the first key's weight with the other keys.
         was = clean["pattern", 1][:, 2, 1:]
-        kept = was[..., 1:] / (1 - was[..., :1])
-        torch.testing.assert_close(pattern[:, 1:, 1:], kept)
+        torch.testing.assert_close(pattern[:, 1:, 1:], was[..., 1:] / (1 - was[..., :1]))
         assert bool((sums < 1).all())
     else:
         torch.testing.assert_close(sums, torch.ones_like(sums))
@@ -541,8 +539,7 @@ def test_uniform_is_uniform_over_the_keys_that_are_left() -> None:
 def test_what_changes_nothing_changes_no_bit(name: str) -> None:
     hooked = models.hooked(name)
     inputs = as_inputs(inputs_of(name, side_of(name, 0)))
-    points = ["z", "pattern", "v", "resid_pre", "attn_out", "mlp_out", "logits"]
-    clean = hooked.run(inputs, points=points)
+    clean = hooked.run(inputs, points=["z", "pattern", "v", "resid_pre", "attn_out", "mlp_out", "logits"])
 
     def of(point: str) -> dict[int, Tensor]:
         return {layer: clean[point, layer] for layer in range(hooked.n_layers)}
@@ -683,10 +680,9 @@ def test_encoder_and_cross_attention_of_t5() -> None:
 def test_captured_points_and_observers_see_what_is_changed() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     blocks: dict[int, Any] = {}
-    z = torch.full((1, 1, 5, 4), 0.25)
     given = [
         Intervention.attend([(1, 2)], "self"),
-        Intervention.replace([(1, 3)], {1: z}),
+        Intervention.replace([(1, 3)], {1: torch.full((1, 1, 5, 4), 0.25)}),
         Intervention.stream("mlp_out", [0]),
         Intervention.remove_keys([(2, 0)], [0]),
     ]
@@ -703,8 +699,7 @@ def test_captured_points_and_observers_see_what_is_changed() -> None:
     torch.testing.assert_close(blocks[1].pattern, acts["pattern", 1])
     torch.testing.assert_close(blocks[2].pattern, acts["pattern", 2])
     assert focus.provenance.edits == tuple(map(str, given))
-    frame = focus.to_frame()
-    assert float(frame.query("layer == 1 and head == 2")["self_mass"].iloc[0]) == 1
+    assert float(focus.to_frame().query("layer == 1 and head == 2")["self_mass"].iloc[0]) == 1
     assert am.attention_focus(hooked, ids).provenance.edits == ()
 
 
@@ -812,8 +807,7 @@ def test_gradients_under_interventions_against_finite_differences(name: str) -> 
 
 
 def test_special_tokens() -> None:
-    model = models.fresh("gpt2")
-    hooked = am.load(model, tokenizer=models.tokenizer(has_bos=True))
+    hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(has_bos=True))
     ids = torch.tensor([[2, 5, 1, 6, 7], [5, 2, 6, 9, 0]])
     inputs = {"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]])}
     # Token 1 stands for words that the vocabulary lacks, so it is not special.
@@ -913,11 +907,9 @@ def test_the_last_position_of_a_decoder_is_that_of_its_own_tokens() -> None:
     hooked = models.hooked("t5")
     given = {"input_ids": models.token_ids("t5"), "decoder_input_ids": models.token_ids("t5", length=4, seed=2)}
     for stack, wanted in (("decoder", 3), ("cross", 3), ("encoder", 6)):
-        change = am.Intervention.zero([(1, 2)], positions="last", stack=stack)
-        with hooked.intervene(change):
+        with hooked.intervene(am.Intervention.zero([(1, 2)], positions="last", stack=stack)):
             z = hooked.run(given, points=[f"{stack}.z"])[f"{stack}.z", 1]
-        rows = (z[:, :, 2] == 0).all(dim=-1)
-        assert rows.nonzero()[:, 1].tolist() == [wanted] * 3
+        assert (z[:, :, 2] == 0).all(dim=-1).nonzero()[:, 1].tolist() == [wanted] * 3
 
 
 def test_k_and_v_change_by_kv_head() -> None:

@@ -170,8 +170,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         whole = json.loads(file.metadata()["attnmech"])
     broken = tmp_path / "broken"
     for number, wrong in enumerate(({"edit": "Double"}, {"facts": {"colour": "red"}}, {"facts": {"point": "v"}})):
-        header = json.dumps(whole | wrong)
-        save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": header})
+        save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": json.dumps(whole | wrong)})
     for path in (text, foreign, other, *(broken.with_suffix(f".{number}") for number in range(3))):
         refuses(f"{path.name} does not hold an intervention", Intervention.load, path)
 

@@ -81,8 +81,7 @@ def test_the_order_of_texts_does_not_matter() -> None:
     values = drawn("t3", 40, 12, generator)
     values[3:9] += 1.5
     values[11, 4] = math.nan
-    lengths = torch.from_numpy(generator.integers(3, 60, (40, 12))).double()
-    for below in (torch.ones(40, 12), lengths):
+    for below in (torch.ones(40, 12), torch.from_numpy(generator.integers(3, 60, (40, 12))).double()):
         means = TextMeans.of_ratio(values * below, below)
         order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
         other = TextMeans.of_ratio((values * below)[:, order], below[:, order])
@@ -93,8 +92,7 @@ def test_the_order_of_texts_does_not_matter() -> None:
 
 @pytest.mark.parametrize("quantities", [2, 17, 32])
 def test_a_heavy_tail_widens_its_own_interval_alone(quantities: int) -> None:
-    generator = np.random.default_rng(quantities)
-    values = drawn("normal", quantities, 24, generator)
+    values = drawn("normal", quantities, 24, np.random.default_rng(quantities))
     plain = TextMeans.of_values(values)
     values[1] *= 0.01
     values[1, 20] = 7.0
@@ -147,15 +145,13 @@ def test_what_is_the_same_on_nearly_all_texts_stands_apart() -> None:
 def test_how_many_texts_would_do() -> None:
     values = torch.randn(32, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     values[3] = torch.tensor([1.0, 2.0, 3.0, 1.0, 1.0, -0.5, 2.0, 1.0, -1.0, 2.0, 0.0, 1.0])  # above 0 on 9 of 11
-    means = TextMeans.of_values(values)
-    needed = means.texts_needed((3,))
+    needed = TextMeans.of_values(values).texts_needed((3,))
     wanted = next(n for n in range(5, 100) if binomtest(round(n * 9 / 11), n).pvalue <= 0.05 / 32)
     assert needed == wanted
     values[3] = torch.cat((torch.full((7,), -0.1), torch.full((5,), 9.0)))
     assert TextMeans.of_values(values).texts_needed((3,)) is None  # the mean is above 0, but most texts are below
     assert TextMeans.of_values(torch.zeros(2, 6)).texts_needed((0,)) is None
-    all_alike = TextMeans.of_values(torch.rand(32, 6) + 0.1)
-    assert all_alike.texts_needed((0,)) == 11  # 2^(1 − 11) ≤ 0.05 / 32
+    assert TextMeans.of_values(torch.rand(32, 6) + 0.1).texts_needed((0,)) == 11  # 2^(1 − 11) ≤ 0.05 / 32
 
 
 def test_direction_counts_texts_and_leaves_ties_out() -> None:
@@ -177,8 +173,7 @@ def test_intervals_cover_means_of_normal_effects(texts: int, spread: float) -> N
     n = np.exp(generator.normal(0, spread, shape))
     y = n * generator.normal(size=shape)
     low, high = TextMeans.of_ratio(torch.from_numpy(y), torch.from_numpy(n)).interval()
-    covered = float(((low <= 0) & (high >= 0)).double().mean())
-    assert covered >= 0.94
+    assert float(((low <= 0) & (high >= 0)).double().mean()) >= 0.94
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from attnmech.maths.softmax import Attention, softmax_of, softmax_with_sink, top
 @pytest.mark.parametrize("keys", [1, 2, 5, 31, 63, 64, 127, 128, 129, 161, 255, 256, 257, 319, 320, 321, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_two_highest_are_those_of_a_sort(keys: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(keys)
-    values = torch.randn(2, 3, 40, keys, dtype=dtype, generator=generator)
+    values = torch.randn(2, 3, 40, keys, dtype=dtype, generator=torch.Generator().manual_seed(keys))
     ordered = values.sort(dim=-1, descending=True)
     found = top_two(values)
     assert torch.equal(found.first, ordered.values[..., 0])
@@ -45,8 +44,7 @@ def test_equal_highest_are_seen_as_equal(keys: int) -> None:
 
 def masked_scores(dtype: torch.dtype, spread: float) -> torch.Tensor:
     scores = spread * torch.randn(2, 3, 50, 90, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    hidden = torch.ones(50, 90, dtype=torch.bool).triu(41)
-    return scores.masked_fill(hidden, torch.finfo(dtype).min)
+    return scores.masked_fill(torch.ones(50, 90, dtype=torch.bool).triu(41), torch.finfo(dtype).min)
 
 
 @pytest.mark.core
@@ -64,8 +62,7 @@ def test_entropy_is_its_definition(dtype: torch.dtype, close: float, spread: flo
 
 def test_entropy_of_a_long_row_does_not_cancel() -> None:
     scores = torch.full((1, 1, 1, 8192), 100.0)
-    entropy = float(Attention(scores, softmax_of(scores)).entropy)
-    assert entropy == pytest.approx(math.log(8192), abs=2e-6)
+    assert float(Attention(scores, softmax_of(scores)).entropy) == pytest.approx(math.log(8192), abs=2e-6)
 
 
 def test_a_sink_takes_its_part() -> None:

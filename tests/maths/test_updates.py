@@ -56,8 +56,7 @@ def test_small_updates_keep_their_digits_in_single_precision() -> None:
 
 def test_cosines() -> None:
     u, x = torch.tensor([3.0, 4]), torch.tensor([[3.0, 4], [-6, -8], [4, -3], [0, 0]])
-    found = cosine(x @ u, u.norm().expand(4), x.norm(dim=-1))
-    assert found.tolist() == pytest.approx([1, -1, 0, 0])
+    assert cosine(x @ u, u.norm().expand(4), x.norm(dim=-1)).tolist() == pytest.approx([1, -1, 0, 0])
     assert cosine(torch.tensor([2.0, -2]), torch.ones(2), torch.ones(2)).tolist() == [1, -1]
     assert cosine(torch.ones(2, 3, 4), torch.full((2, 3, 4), 2.0), torch.full((2, 1, 4), 2.0)).unique().tolist() == [
         0.25

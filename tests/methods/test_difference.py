@@ -49,8 +49,7 @@ def test_numbers_are_those_of_the_first_minus_those_of_the_second(kind: str, fir
         if first == "others":
             assert frame[[low, high]].isna().all().all()
         elif kind != "null":
-            known = mine[low].notna() & yours[low].notna()
-            assert (frame[low] <= frame[high])[known].all(), low
+            assert (frame[low] <= frame[high])[mine[low].notna() & yours[low].notna()].all(), low
     assert "too few" not in found.lead or first != "others"
     if kind not in ("blocks", "null"):
         assert ("the two are on different texts, so a difference has no interval" in found.lead) is (first == "others")
@@ -117,8 +116,7 @@ def test_the_interval_of_what_is_recovered() -> None:
 def test_heads_measured_in_one_of_them_have_no_difference() -> None:
     model, ids = models.hooked(MODEL), models.token_ids(MODEL, batch=7)
     some = am.ablate_heads(model, ids, [(0, 0), (2, 3), (2, 4)])
-    others = am.ablate_heads(model, ids, [(2, 3), (1, 1)])
-    found = some - others
+    found = some - am.ablate_heads(model, ids, [(2, 3), (1, 1)])
     assert found.layers == (2,) and found.to_frame()[["layer", "head"]].to_numpy().tolist() == [[2, 3]]
     assert (~found.effect.isnan()).nonzero().tolist() == [[2, 3]]
     focus = am.attention_focus(model, ids, layers=[2, 0]) - am.attention_focus(model, ids, layers=[0, 1])

@@ -65,8 +65,7 @@ def test_reports_of_images_and_without_a_stream(classifier: tuple[nn.Module, am.
 
 
 def test_focus_never_takes_a_further_key_for_a_token() -> None:
-    module = randomised(WithFurtherKeys())
-    model = am.load(module, example=SERIES)
+    model = am.load(randomised(WithFurtherKeys()), example=SERIES)
     focus = am.attention_focus(model, SERIES)
     pattern = model.run(SERIES, points=["pattern"])["pattern", 1].double()
     assert pattern.shape == (TEXTS, 5, LENGTH, LENGTH + 2)
@@ -96,8 +95,7 @@ def test_the_ledger_of_further_keys_is_exact() -> None:
         total = sum(term for name, term in split.terms.items() if name != "mask")[:, 1]
         assert split.key_tokens[0][-2:] == ("bias_kv", "zero")
         # The learned key is scored as it is, and zeros give 0.
-        learned = module.two.bias_k.detach().view(5, 4)
-        expected = torch.einsum("bqhd,hd->bhq", ran["q", 1], learned) / 2
+        expected = torch.einsum("bqhd,hd->bhq", ran["q", 1], module.two.bias_k.detach().view(5, 4)) / 2
         torch.testing.assert_close(total[..., -2], expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(total[..., -1], torch.zeros_like(expected), atol=1e-5, rtol=0)
 

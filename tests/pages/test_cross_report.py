@@ -93,8 +93,7 @@ def test_figures_of_cross_attention_are_of_the_run_and_of_real_tokens(text: int)
     order = np.argsort(-view.scores, axis=-1)
     assert view.ranked_key.shape[-1] == min(10, keys)
     np.testing.assert_array_equal(view.ranked_key, order[..., : view.ranked_key.shape[-1]])
-    figure = split.plot("attention_map", layer=1, head=2, text=text)
-    heat, *marks = figure.data
+    heat, *marks = split.plot("attention_map", layer=1, head=2, text=text).data
     assert (len(heat.y), len(heat.x)) == (queries, keys)
     assert [mark.meta for mark in marks] == ["first", "last", "other"]
     top = {row: int(view.scores[1, 2, row].argmax()) for row in range(queries)}
@@ -120,8 +119,7 @@ def test_figures_2_and_3_of_torchs_transformer_against_its_weights() -> None:
             np.testing.assert_allclose(view.key_terms["key_bias"][layer, head], by_hand, rtol=1e-4, atol=1e-5)
             query = ran["cross.q", layer][0, :, head] - bias
             content = (query @ key.T / 3**0.5).numpy()
-            terms = view.terms["query_key"][layer, head]
-            np.testing.assert_allclose(terms, content, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(view.terms["query_key"][layer, head], content, rtol=1e-4, atol=1e-4)
             lifted = {"query_key": content, "key_bias": np.broadcast_to(by_hand, content.shape)}
             lifted = {name: value - value.min(axis=1, keepdims=True) for name, value in lifted.items()}
             best = view.scores[layer, head].argmax(axis=1)
@@ -187,8 +185,7 @@ def test_what_has_no_meaning_in_cross_attention_is_absent() -> None:
 def test_focus_of_cross_attention_says_what_its_rows_say() -> None:
     cross = reported().others["cross"]
     rows = cross.pattern[:, :, 1:]  # the first row is left out
-    first = (rows.argmax(dim=-1) == 0).double().mean(dim=-1)
-    torch.testing.assert_close(cross.focus.first_top, first)
+    torch.testing.assert_close(cross.focus.first_top, (rows.argmax(dim=-1) == 0).double().mean(dim=-1))
     entropy = -(rows * rows.log()).sum(dim=-1).double().mean(dim=-1) / np.log(7)
     torch.testing.assert_close(cross.focus.normalised_entropy, entropy, rtol=1e-4, atol=1e-4)
     assert f"mean over heads is {float(entropy.mean()):.2f}" in cross.focus.lead
@@ -218,8 +215,7 @@ def test_the_calls_of_the_page_make_its_numbers() -> None:
     exec(cross.calls["setup"].replace("model = model", ""), space)
     again = eval(cross.calls["scores"], space)
     torch.testing.assert_close(again.terms["query_key"], cross.scores.terms["query_key"])
-    focus = eval(cross.calls["focus"], space)
-    torch.testing.assert_close(focus.entropy, cross.focus.entropy)
+    torch.testing.assert_close(eval(cross.calls["focus"], space).entropy, cross.focus.entropy)
     view = cross.calls["view"].format(layer=1, head=2, figure="sentence", weight="None")
     assert len(eval(view, space).data["keys"]) == 7
 

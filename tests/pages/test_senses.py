@@ -26,8 +26,7 @@ from attnmech.pages.report import sense_section
 
 @cache
 def page(name: str) -> str:
-    given = senses.inputs_of(name, 1)
-    return am.report(senses.hooked(name), given).to_html()
+    return am.report(senses.hooked(name), senses.inputs_of(name, 1)).to_html()
 
 
 def prose(html: str) -> str:

@@ -35,8 +35,7 @@ def test_the_map_has_every_statistic_of_the_results(report: am.results.Report, f
     assert report.effects is not None
     clear = numbers["effect"].clear
     assert clear is not None and clear.tolist() == report.effects.clear.tolist()
-    shares = report.scores.to_frame()
-    for row in shares.itertuples():
+    for row in report.scores.to_frame().itertuples():
         assert numbers["query_key_share"].values[row.layer, row.head] == pytest.approx(row.query_key_share)
 
 

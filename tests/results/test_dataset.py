@@ -59,8 +59,7 @@ def test_words_are_words_and_layers_may_have_no_heads() -> None:
 
 def test_a_claim_about_one_set_has_scalars() -> None:
     claim = am.confirm_heads(models.demo(), [(1, 0)], am.Task.of_demo("copying", templates=10, per_template=1))
-    made = dataset(claim)
-    assert float(made["adds"].sel(layer=1, head=0)) == pytest.approx(claim.by_head().adds.item())
+    assert float(dataset(claim)["adds"].sel(layer=1, head=0)) == pytest.approx(claim.by_head().adds.item())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -78,7 +78,6 @@ def test_what_has_no_figure_or_no_such_file(focus: am.results.AttentionFocus, tm
 @pytest.mark.browser
 def test_a_saved_figure_carries_its_title(chromium: Any, focus: am.results.AttentionFocus, tmp_path: Path) -> None:
     path = focus.save_figure(tmp_path / "focus.svg", "previous_top", layer=1, head=2)
-    root = ElementTree.parse(path).getroot()
-    said = " ".join(" ".join(root.itertext()).split())
+    said = " ".join(" ".join(ElementTree.parse(path).getroot().itertext()).split())
     assert focus._figure_title("previous_top", layer=1, head=2) in said
     assert not re.search("Attention focus", focus.save_figure(path, "entropy", title="").read_text())

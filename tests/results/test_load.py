@@ -95,16 +95,14 @@ def split() -> am.results.ScoreDecomposition:
 
 
 def test_provenance_comes_back(split: am.results.ScoreDecomposition, tmp_path: Path) -> None:
-    path = split.save(tmp_path / "scores.safetensors")
-    loaded = am.load_result(path)
+    loaded = am.load_result(split.save(tmp_path / "scores.safetensors"))
     assert loaded.provenance == split.provenance
     assert loaded.provenance.weights == models.hooked("bloom").weights_hash
     assert set(loaded.provenance.versions) == {"attnmech", "torch", "transformers", "transformer-lens", "python"}
 
 
 def test_a_file_holds_no_tensor_twice(split: am.results.ScoreDecomposition, tmp_path: Path) -> None:
-    path = split.save(tmp_path / "scores.safetensors")
-    with safe_open(path, framework="pt") as file:
+    with safe_open(split.save(tmp_path / "scores.safetensors"), framework="pt") as file:
         same = json.loads(file.metadata()["attnmech"])["same_as"]
         names = set(file.keys())
     assert same["parts.1.visible"] == "parts.0.visible"

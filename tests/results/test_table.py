@@ -49,8 +49,7 @@ def places_of(found: Any, frame: Any, values: torch.Tensor) -> list[tuple[int, .
     if list(frame.columns)[1] not in ("head", "kv_head", "position"):
         return [(row, 0) for row in range(len(frame))]
     # An MLP comes after the heads of its layer.
-    second = frame.iloc[:, 1].fillna(values.shape[1] - 1).astype(int)
-    return list(zip(frame["layer"], second, strict=True))
+    return list(zip(frame["layer"], frame.iloc[:, 1].fillna(values.shape[1] - 1).astype(int), strict=True))
 
 
 def of_texts(values: list[float]) -> tuple[int, bool, float]:

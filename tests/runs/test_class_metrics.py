@@ -67,8 +67,7 @@ def test_the_loss_of_a_class_without_a_head(kind: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("kind", ["BertForTokenClassification", "GPT2ForTokenClassification"])
 def test_classes_of_tokens_leave_out_padding_and_what_is_marked(kind: str) -> None:
     model, plain = am.load(plain_of(kind, torch.float64)), plain_of(kind, torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    answers = torch.randint(0, 5, (3, 9), generator=generator)
+    answers = torch.randint(0, 5, (3, 9), generator=torch.Generator().manual_seed(0))
     answers[0, 1] = answers[2, 0] = -100
     found = am.ablate_heads(model, iter(IDS), [(1, 1)], metric="cross_entropy", answers=answers)
     hits = am.ablate_heads(model, iter(IDS), [(1, 1)], metric="accuracy", answers=answers)
@@ -145,8 +144,7 @@ def test_segments_of_a_classified_text() -> None:
             and "of loss" not in found.lead
             and "nan" not in found.lead
         )
-    model = models.hooked("gpt2")
-    found = am.segment_effects(model, IDS[2], [(0, 8), (8, 9)])
+    found = am.segment_effects(models.hooked("gpt2"), IDS[2], [(0, 8), (8, 9)])
     # No token follows the last one, so its loss is undefined.
     assert "nats of KL per later token (" in found.lead and "nan" not in found.lead
 

@@ -159,8 +159,7 @@ def test_files_that_cannot_be_a_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_not_utf8_names_line_and_byte_where_it_is_reached(tmp_path: Path, name: str) -> None:
     first, second = '"Käse"'.encode(), b"\r\n\n"
-    bad = '"Käse"'.encode("latin-1")
-    (tmp_path / name).write_bytes(first + second + bad + b"\n")
+    (tmp_path / name).write_bytes(first + second + '"Käse"'.encode("latin-1") + b"\n")
     reading = iter(Corpus(tmp_path / name))
     next(reading)
     said = refused(lambda: next(reading))
@@ -376,8 +375,7 @@ def test_documents_that_are_more_than_their_tokens_stay_as_they_are() -> None:
     other = {**types, "token_type_ids": 1 - types["token_type_ids"]}
     changed = list(batches(iter([*items[:2], other, *items[3:]]), bert))
     assert [a.digest == b.digest for a, b in zip(found, changed, strict=True)] == [True] + [False] * 5
-    one_row = {"input_ids": ids, "position_ids": torch.arange(7)}
-    for item in (types, one_row):
+    for item in (types, {"input_ids": ids, "position_ids": torch.arange(7)}):
         for index in range(2):
             (shard,) = batches(iter([item]), bert, shard=(index, 2))
             given = bert.encode(item)

@@ -279,8 +279,7 @@ def test_importance_is_the_derivative_of_the_loss() -> None:
 
 def test_segments_are_cut_in_every_copy() -> None:
     model = loaded("bert", torch.float64)
-    length = len(model.encode(TEXTS[1]).ids[0])
-    spans = [(0, 6), (6, 9), (9, length)]
+    spans = [(0, 6), (6, 9), (9, len(model.encode(TEXTS[1]).ids[0]))]
     found = am.segment_effects(model, TEXTS[1], spans)
     assert found.loss is not None
     for query, key in ((2, 0), (0, 1)):

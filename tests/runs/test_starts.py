@@ -121,8 +121,7 @@ def test_changes_share_a_pass_as_far_as_steps_and_memory_allow(
     monkeypatch.setattr(engine, "step_tokens", lambda *_: at_once)
     hooked = models.hooked("gpt2")
     made = Engine(hooked, memory, frozen=False, shifts=False)
-    ids = models.token_ids("gpt2", batch=1)
-    part = CorpusBatch(hooked.encode(ids), torch.tensor([0]), 0, "")
+    part = CorpusBatch(hooked.encode(models.token_ids("gpt2", batch=1)), torch.tensor([0]), 0, "")
     changes = [(Intervention.zero([(1, head % 5)]),) for head in range(12)]
     groups = list(made.groups(part, changes, range(12)))
     assert [number for group in groups for number in group] == [*range(12)]

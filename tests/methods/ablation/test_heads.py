@@ -43,8 +43,7 @@ def test_zeroing_each_head_equals_the_raw_model(family: str) -> None:
 def test_frozen_keeps_all_that_comes_later(name: str) -> None:
     """Direct effect: every module after the ablated attention is made to return its clean output."""
     hooked, plain, ids = models.hooked(name), models.plain(name), models.token_ids(name)
-    metric = "kl"
-    effects = am.ablate_heads(hooked, ids, metric=metric, later="frozen")
+    effects = am.ablate_heads(hooked, ids, metric="kl", later="frozen")
     plan = plan_of(plain)
     blocks = submodule(plain.base_model, plan.blocks)
     written = [(layer, path) for layer in range(hooked.n_layers) for path in (plan.attn_out or plan.out, plan.mlp_out)]
@@ -237,8 +236,7 @@ def test_what_it_says() -> None:
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
-    ids = models.token_ids("gpt2")[:3]
-    refuses(said, am.ablate_heads, models.hooked("gpt2"), ids, **options)
+    refuses(said, am.ablate_heads, models.hooked("gpt2"), models.token_ids("gpt2")[:3], **options)
 
 
 def test_several_donors_for_each_text() -> None:
@@ -270,8 +268,7 @@ def test_several_donors_for_each_text() -> None:
 
 
 def loss_of(hooked: am.HookedModel, ids: Tensor) -> float:
-    logits = hooked.run(ids).logits[0]
-    return float(torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]))
+    return float(torch.nn.functional.cross_entropy(hooked.run(ids).logits[0][:-1], ids[0, 1:]))
 
 
 def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
@@ -286,8 +283,7 @@ def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
     clean = hooked.run(ids).logits[:, -1, 0]
 
     def odds(logits: torch.Tensor, batch: am.reducers.Batch) -> torch.Tensor:
-        moved = (logits[:, -1, :1] - clean).abs().amin(dim=1)
-        return torch.where(moved > 1e-3, torch.inf, 1.0)
+        return torch.where((logits[:, -1, :1] - clean).abs().amin(dim=1) > 1e-3, torch.inf, 1.0)
 
     refuses(r"the metric odds is inf for text \d \(z of L", am.ablate_heads, hooked, ids, metric=odds)
 

@@ -143,8 +143,7 @@ def test_a_template_is_applied_to_each_head_alone(template: am.Intervention) -> 
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     found = am.ablate_heads(hooked, ids, [(0, 3), (2, 1)], template)
     for layer, head in ((0, 3), (2, 1)):
-        one = am.Intervention(template.edit, ((layer, head),), positions=template.positions)
-        with hooked.intervene(one):
+        with hooked.intervene(am.Intervention(template.edit, ((layer, head),), positions=template.positions)):
             expected = losses(hooked.run(ids).logits, ids, [7] * 3)
         torch.testing.assert_close(found.after[layer, head], expected, rtol=1e-4, atol=1e-5)
     assert int(found.swept.sum()) == 2 and found.method == str(template).replace("all heads", "each head")
@@ -258,8 +257,7 @@ def test_singles_are_those_of_the_sweep(method: Any) -> None:
 
 def test_all_pairs_of_a_list_are_those_named() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    heads = [(1, 2), (0, 1), (2, 4)]
-    found = am.ablate_pairs(hooked, ids, "all", heads=heads)
+    found = am.ablate_pairs(hooked, ids, "all", heads=[(1, 2), (0, 1), (2, 4)])
     named = [((0, 1), (1, 2)), ((0, 1), (2, 4)), ((1, 2), (2, 4))]
     assert found.pairs == tuple(named)
     torch.testing.assert_close(found.after_both, am.ablate_pairs(hooked, ids, named).after_both)

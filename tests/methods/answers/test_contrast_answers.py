@@ -40,13 +40,11 @@ def written_by(model: am.HookedModel, ids: Tensor, target: Tensor | None, edits:
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "gemma2", "t5", "lfm2"])
 def test_answers_are_contrasted_where_they_part(name: str) -> None:
     model, stack = models.hooked(name), models.hooked(name).output_stack
-    generator = torch.Generator().manual_seed(5)
-    ids, edits = torch.randint(3, 40, (5, 7), generator=generator), edits_of(model)
+    ids, edits = torch.randint(3, 40, (5, 7), generator=torch.Generator().manual_seed(5)), edits_of(model)
     target = ids[:, :3] if "decoder" in model.stacks else None
     lengths = [7] * 5 if target is not None else [7, 5, 7, 4, 6]
-    mask = (torch.arange(7) < torch.tensor(lengths)[:, None]).long()
     given = (
-        {"input_ids": ids, "attention_mask": mask}
+        {"input_ids": ids, "attention_mask": (torch.arange(7) < torch.tensor(lengths)[:, None]).long()}
         if target is None
         else {"input_ids": ids, "decoder_input_ids": target}
     )

@@ -375,8 +375,7 @@ def test_a_rule_sees_the_discovery_half_alone() -> None:
         seen.append(half)
         return [(0, 2)]
 
-    task = planted.cued(16, 2)
-    claim = am.confirm_heads(model_of("and_pair", "gpt2"), rule, task)
+    claim = am.confirm_heads(model_of("and_pair", "gpt2"), rule, planted.cued(16, 2))
     (half,) = seen
     assert half.task.groups == claim.discovery_groups and not {*half.task.groups} & {*claim.groups}
     reached = repr([half.task, half.measuring.removal.reference, vars(half.measuring).keys()])

@@ -139,8 +139,7 @@ def test_numbers_are_those_of_a_loop_over_the_vocabulary(
     drift = am.residual_drift(hooked(name, dtype), texts(2), k=K, **options)
     close = 2e-5 if dtype == torch.float32 else 1e-7
     for row, ids in enumerate(texts(2)):
-        expected = by_hand(name, ids, dtype, **options)
-        for statistic, values in expected.items():
+        for statistic, values in by_hand(name, ids, dtype, **options).items():
             found = drift.by_token(statistic)[:, row, : ids.shape[1]].numpy()
             if statistic in ("rank", "churn"):
                 assert np.array_equal(found, values, equal_nan=True), statistic
@@ -423,8 +422,7 @@ def test_encoder_and_decoder(name: str, stack: str) -> None:
     inputs = models.inputs_of(name)
     drift = am.residual_drift(model, inputs, k=K, stack=stack)
     batch = model.encode(inputs).queries(stack)
-    run = model.run(inputs, points=[f"{stack}.resid_mid"])
-    y = run[f"{stack}.resid_mid", 1][0, 2].double()
+    y = model.run(inputs, points=[f"{stack}.resid_mid"])[f"{stack}.resid_mid", 1][0, 2].double()
     side = getattr(models.plain(name).base_model, stack)
     with torch.no_grad():
         rows = side.embed_tokens(torch.arange(43))
@@ -466,8 +464,7 @@ BLOCKS = [7, 64, 1000]
 def scanned(streams: Tensor, rows: Tensor, own: Tensor, k: int, similarity: str = "cosine", block: int = 64) -> "Scan":
     """A scan as in a run: products in the precision of the streams, everything else in float64."""
     mean = rows.double().mean(dim=0)
-    ybar = streams.double().mean(dim=0)
-    precise = directions(streams.double(), similarity, ybar)
+    precise = directions(streams.double(), similarity, streams.double().mean(dim=0))
 
     def rows_of(ids: Tensor) -> Tensor:
         return directions(rows.double()[ids], similarity, mean)
@@ -500,8 +497,7 @@ def test_what_float32_cannot_tell_apart_is_decided_in_float64() -> None:
     rows = torch.stack((own_row, closer, farther, torch.tensor([0.0, 0.0, 1.0])))
     stream = torch.tensor([[1.0, 5.01e-5, 0.0], [1.0, 4.99e-5, 0.0]])
     exact = (directions(stream.double(), "cosine") @ directions(rows.double(), "cosine").T)[:, 1:2]
-    own = torch.zeros(2, dtype=torch.long)
-    rank, nearest = scanned(stream, rows, own, 1).finish()
+    rank, nearest = scanned(stream, rows, torch.zeros(2, dtype=torch.long), 1).finish()
     assert rank.tolist() == [1, 0]
     assert nearest.tolist() == [[1], [0]]
     assert float((exact[0] - exact[1]).abs()) < 1e-8

@@ -289,8 +289,7 @@ def test_the_last_token_has_no_next_one() -> None:
     examples = am.examples(model, batch, by="next_token", k=50)
     lengths = batch["attention_mask"].sum(dim=1)
     assert examples.rows.eq(int((lengths - 2).sum())).all()
-    frame = examples._table_of("random")
-    assert all(row.position < lengths[row.text] - 1 for row in frame.itertuples())
+    assert all(row.position < lengths[row.text] - 1 for row in examples._table_of("random").itertuples())
 
 
 def test_some_layers_with_the_last() -> None:
@@ -385,8 +384,7 @@ def test_halves_that_differ() -> None:
         text[11 if number % 2 else 2] = planted.CUES[0]
         text[12:] = planted.FIRST + number // 2, planted.ASK
         texts.append(torch.tensor([planted.BOS, *text]))
-    examples = am.examples(model, iter(texts), k=10)
-    row = examples.halves().set_index(["layer", "head"]).loc[(1, 3)]
+    row = am.examples(model, iter(texts), k=10).halves().set_index(["layer", "head"]).loc[(1, 3)]
     for half, expected in (("even", "farther back"), ("odd", "2–8 back")):
         assert row[f"{half}_relation"] == expected and row[f"{half}_count"] == row[f"{half}_rows"] == 10
     assert row["distance"] == 1 and row["p"] < 0.01
@@ -436,8 +434,7 @@ def test_p_holds_where_the_relation_depends_on_the_value() -> None:
 
 
 def test_p_is_nan_without_rows_in_a_half() -> None:
-    examples = am.examples(models.hooked("gpt2"), TEXTS[1][None])
-    frame = examples.halves()
+    frame = am.examples(models.hooked("gpt2"), TEXTS[1][None]).halves()
     assert frame["odd_rows"].eq(0).all() and frame["odd_relation"].eq("").all() and frame["even_rows"].gt(0).all()
     assert frame["p"].isna().all() and frame["distance"].isna().all()
 

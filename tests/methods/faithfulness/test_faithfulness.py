@@ -139,8 +139,7 @@ def test_areas_and_their_intervals() -> None:
     empty = torch.randn(9, generator=generator, dtype=torch.float64)
     full = empty + 2  # a constant gap, so that each pair has its own share
     kept = torch.rand(4, 9, generator=generator, dtype=torch.float64) + torch.tensor([[1.2], [0.1], [0.9], [0.5]])
-    sizes = (50, 2, 100, 10)
-    found = measured(empty + 2 * kept, full, empty, sizes)
+    found = measured(empty + 2 * kept, full, empty, (50, 2, 100, 10))
     order, x = [1, 3, 0, 2], np.array([0.02, 0.1, 0.5, 1.0])
     shares = kept.mean(dim=1).numpy()[order]
     assert found.faithfulness.numpy()[order] == pytest.approx(shares)
@@ -158,8 +157,7 @@ def test_areas_and_their_intervals() -> None:
         "On 9 pairs, 10 of 100 edges keep 0.98 of the metric (95 % interval, corrected for 4 circuits: "
     )
     alone = measured((empty + kept[0])[None], full, empty, (50,))
-    small = measured((empty + 2 * kept)[[1, 3]], full, empty, (2, 10))
-    for without in (alone, small):
+    for without in (alone, measured((empty + 2 * kept)[[1, 3]], full, empty, (2, 10))):
         assert math.isnan(without.cpr) and math.isnan(without.cmd) and "CPR" not in without.lead
     refuses("`area` must be one of cpr, cmd", found.area_interval, "auc")
 

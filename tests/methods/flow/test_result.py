@@ -80,8 +80,7 @@ def test_with_residual_and_norm(name: str) -> None:
             parts[row, row] += x[row]
         if model.architecture.norm == "post":
             norm = model.stack().module(layer, model.architecture.mid_norm)
-            mid = acts["resid_mid", layer][0]
-            spread = (mid.var(dim=-1, unbiased=False) + norm.eps).sqrt()
+            spread = (acts["resid_mid", layer][0].var(dim=-1, unbiased=False) + norm.eps).sqrt()
             parts = (parts - parts.mean(-1, keepdim=True)) / spread[:, None, None] * norm.weight.detach()
         torch.testing.assert_close(flow.maps[layer], parts.norm(dim=-1), atol=1e-7, rtol=1e-6)
 
@@ -192,8 +191,7 @@ def test_maps_are_those_of_autograd_on_plain_transformers(name: str) -> None:
     plain, ids = models.fresh(name, torch.float64), models.token_ids(name, 1)
     plain.set_attn_implementation("eager")
     ran = plain(ids, output_attentions=True)
-    metric = some_logit(ran.logits, None).sum()
-    gradients = torch.autograd.grad(metric, ran.attentions)
+    gradients = torch.autograd.grad(some_logit(ran.logits, None).sum(), ran.attentions)
     flow = am.attention_flow(models.hooked(name, torch.float64), ids, "gradient", metric=some_logit)
     assert flow.head_maps is not None and flow.metric == "some_logit"
     for layer, (pattern, gradient) in enumerate(zip(ran.attentions, gradients, strict=True)):
@@ -242,8 +240,7 @@ def test_layers_and_answers() -> None:
 def test_shown_and_said() -> None:
     flow = am.attention_flow(models.demo(), "Anna sang of <b>shells</b>.", "gradient")
     assert flow.head_maps is not None
-    view = flow.show("sentence", layer=1, head=2)
-    assert view.data["words"]["whole"] == "gradient-weighted attention"
+    assert flow.show("sentence", layer=1, head=2).data["words"]["whole"] == "gradient-weighted attention"
     rows = flow.shares.sum(dim=-1)
     assert bool(((rows - 1).abs().lt(1e-5) | (rows == 0)).all())
     assert not bool(flow.maps[:, -1].any()) and set(flow.to_frame().query("token == token.max()").top) == {-1}

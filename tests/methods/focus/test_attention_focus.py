@@ -99,8 +99,7 @@ def test_every_statistic_is_that_of_a_loop(name: str, side: str, dtype: torch.dt
         by_hand(pattern, reference.visible(model, mask, layer), mask)
         for layer, pattern in enumerate(patterns(name, dtype, inputs))
     ]
-    focus = am.attention_focus(models.hooked(name, dtype), inputs, last=LAST)
-    require_as_by_hand(focus, expected, close)
+    require_as_by_hand(am.attention_focus(models.hooked(name, dtype), inputs, last=LAST), expected, close)
 
 
 @pytest.mark.parametrize(("name", "rows"), [("bloom", 3), ("bert", 11), ("gemma2", 7)])
@@ -208,8 +207,7 @@ def test_collapse_classes(first: float, itself: float, expected: str) -> None:
 
 def test_where_leaves_out_rows_afterwards() -> None:
     ids = models.token_ids("bert", batch=2, length=8)
-    hooked = models.hooked("bert")
-    focus = am.attention_focus(hooked, ids, last=LAST)
+    focus = am.attention_focus(models.hooked("bert"), ids, last=LAST)
     whole = torch.ones(2, 8, dtype=torch.bool)
     visible = reference.visible(models.plain("bert"), whole)
     found = patterns("bert", torch.float32, {"input_ids": ids})
@@ -235,8 +233,7 @@ def test_token_types() -> None:
     place = {name: n for n, name in enumerate(TOKEN_TYPES)}
     batch = model.encode("Anna sang, and 7 keys (old) fell.")
     comma = batch.tokens[0].index(",")
-    rows = range(comma, len(batch.tokens[0]))
-    uniform = sum(1 / (i + 1) for i in rows if i) / (len(batch.tokens[0]) - 1)
+    uniform = sum(1 / (i + 1) for i in range(comma, len(batch.tokens[0])) if i) / (len(batch.tokens[0]) - 1)
     assert float(expected[0, place["comma"]]) == pytest.approx(uniform)
     pattern = model.run(batch, points=["pattern"])["pattern", 2][0]
     assert float(received[2, 1, place["comma"]]) == pytest.approx(float(pattern[1, 1:, comma].mean()), abs=1e-6)

@@ -20,8 +20,7 @@ TEMPLATE = "{x} the {y} . "
 
 
 def model_of(family: str) -> tuple[am.HookedModel, Any]:
-    plain = models.fresh(family)
-    return am.load(plain, tokenizer=models.tokenizer()), models.fresh(family)
+    return am.load(models.fresh(family), tokenizer=models.tokenizer()), models.fresh(family)
 
 
 @pytest.mark.core
@@ -123,8 +122,7 @@ NUMBERED = tuple(f"w{number}" for number in range(50))
 
 def drawn_pairs(seed: int, answers: int) -> list[tuple[str, str]]:
     """22 different questions that share a number of answers."""
-    drawn = Random(seed)
-    words = drawn.sample(NUMBERED[3:], 22 + answers)
+    words = Random(seed).sample(NUMBERED[3:], 22 + answers)
     return [(words[number], words[22 + number % answers]) for number in range(22)]
 
 

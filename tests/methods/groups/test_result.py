@@ -127,8 +127,7 @@ def test_words_split_over_tokens_are_summed() -> None:
         own = pieces_of(model, text)[1]
         total += float(pattern[own[giver]][:, own[1]].sum(dim=1).mean()) / 3
         base += float(pattern[own[giver]][:, own[3]].sum(dim=1).mean()) / 3
-    far = abs((members[giver][0] - members[1][0]) - (members[giver][0] - members[3][0]))
-    assert far <= 7
+    assert abs((members[giver][0] - members[1][0]) - (members[giver][0] - members[3][0])) <= 7
     assert float(found.attention("givers", "takers")[1, 3]) == pytest.approx(total, abs=1e-5)
     assert float(found.baseline("givers", "takers")[1, 3]) == pytest.approx(base, abs=1e-5)
 

@@ -168,8 +168,7 @@ def test_random_weights_have_no_content_kind_and_do_not_retrieve() -> None:
         model = am.load(weights)
         for seed in range(3):
             models.randomised(weights, seed=seed)
-            context = min(70, model.architecture.position_limit or 70)
-            claims = am.head_types(model, context=context).to_frame()
+            claims = am.head_types(model, context=min(70, model.architecture.position_limit or 70)).to_frame()
             assert not set(claims.type) & {*CONTENT, "retrieval"} and all(claims.by_position_alone)
 
 

@@ -83,8 +83,7 @@ def test_words_sum_what_they_get_and_average_what_they_give(default: torch.dtype
         pattern = acts["pattern", layer][0, head]
         mass = 0.0
         for _, query, key, _ in labels:
-            block = pattern[members[query]][:, members[key]]
-            mass += float(block.sum(dim=1).mean())
+            mass += float(pattern[members[query]][:, members[key]].sum(dim=1).mean())
         assert mass_of(found, "unknown", layer, head) == pytest.approx(mass / 3, abs=1e-5)
 
 
@@ -177,8 +176,7 @@ def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
     assert found.lead.startswith(told)
     assert found.lead.endswith("Too few pairs or texts for a claim: rare, bunched.")
     assert not {"rare", "bunched"} & set(found.claims.relation)
-    one = am.relations(model, labels[:1])
-    assert one.lead.startswith("1 labelled pair of 1 relation in 1 text: ")
+    assert am.relations(model, labels[:1]).lead.startswith("1 labelled pair of 1 relation in 1 text: ")
     few = am.relations(model, [(text, 3, 1, f"of text {place}") for place, text in enumerate(TEXTS)])
     assert few.lead.startswith("6 labelled pairs of 6 relations in 6 texts. Too few pairs or texts")
 

@@ -56,8 +56,7 @@ def test_shares_are_those_of_loops_over_patterns() -> None:
                         others = [key[place] for other, key in enumerate(keys) if other != number]
                         by_position[layer, head] += others.count(highest) / 23
     torch.testing.assert_close(types.scores["retrieval"].float(), retrieved / (24 * REQUESTED))
-    claims = types.to_frame().query("type == 'retrieval'")
-    for claim in claims.itertuples():
+    for claim in types.to_frame().query("type == 'retrieval'").itertuples():
         expected = float(by_position[claim.layer, claim.head]) / (24 * REQUESTED)
         assert claim.baseline == pytest.approx(expected) and claim.rows == 24 * REQUESTED
 

@@ -97,8 +97,7 @@ def _gemma2(dtype: torch.dtype) -> am.HookedModel:
 def test_correlations_are_those_of_a_loop_over_pairs(name: str, shift: bool, dtype: torch.dtype) -> None:
     model, given, close = model_of(name, dtype), texts(), 2e-4 if dtype == torch.float32 else 1e-9
     found = am.joint_embedding(model, given, shift=shift)
-    last = found.correlation.shape[1] - 1
-    for layer, head in [(0, 0), (found.n_layers - 1, last)]:
+    for layer, head in [(0, 0), (found.n_layers - 1, found.correlation.shape[1] - 1)]:
         c = float(found.scale[layer, head])
         vectors = q_and_k(model, given, layer, head)
         near, ranks, plain = by_hand(vectors, c, shift=shift, causal=name not in BIDIRECTIONAL)
@@ -121,8 +120,7 @@ def test_c_is_the_best_of_the_grid() -> None:
         / np.median(np.linalg.norm(np.concatenate([q for q, _ in vectors]), axis=1))
     )
     assert found.grid[place].numpy() == pytest.approx(middle * 2.0 ** (np.arange(25) / 4 - 3))
-    drawn = found.plot("criterion", layer=2, head=3)
-    assert drawn.data[1].x[0] == float(found.scale[2, 3])
+    assert found.plot("criterion", layer=2, head=3).data[1].x[0] == float(found.scale[2, 3])
     norm = am.joint_embedding(model, given, scale="norm")
     assert float(norm.scale[2, 3]) == pytest.approx(middle)
     refuses('scale="auto"', norm.plot, "criterion")
@@ -274,10 +272,8 @@ def test_of_a_large_corpus_whole_texts_are_drawn(monkeypatch: pytest.MonkeyPatch
     assert int(found.lengths.sum()) <= 40
     assert found.lengths.tolist() == [given[number].shape[1] for number in found.documents]
     assert any("texts were sampled" in note for note in found.notes)
-    again = am.joint_embedding(hooked("gpt2"), iter(given), sample=10)
-    assert again.documents == found.documents
-    other = am.joint_embedding(hooked("gpt2"), iter(given), sample=10, seed=7)
-    assert other.documents != found.documents
+    assert am.joint_embedding(hooked("gpt2"), iter(given), sample=10).documents == found.documents
+    assert am.joint_embedding(hooked("gpt2"), iter(given), sample=10, seed=7).documents != found.documents
     chosen = am.joint_embedding(hooked("gpt2"), [given[number] for number in found.documents], sample=1000)
     assert found.correlation.numpy() == pytest.approx(chosen.correlation.numpy(), abs=1e-4)
 
@@ -294,8 +290,7 @@ def test_the_sample_limits_points_and_nothing_else(monkeypatch: pytest.MonkeyPat
     both = [*places, *(len(cells) + place for place in places)]
     assert torch.equal(whole.vectors[:, both], some.vectors)
     assert any("of 48 tokens" in note for note in some.notes)
-    other = am.joint_embedding(model, given, sample=9, seed=1)
-    assert other.position.tolist() != some.position.tolist()
+    assert am.joint_embedding(model, given, sample=9, seed=1).position.tolist() != some.position.tolist()
     streamed = am.joint_embedding(model, iter(given))
     assert torch.equal(whole.correlation, streamed.correlation)
     assert torch.equal(whole.points["pca"], streamed.points["pca"])

@@ -121,8 +121,7 @@ def test_scores_and_their_limit_by_other_means() -> None:
     off = np.abs(drawn - np.median(drawn, axis=1, keepdims=True))
     largest = (off / (1.4826 * np.median(off, axis=1, keepdims=True))).max(axis=1)
     for statistics in (1, 8):
-        share = (largest > critical_score(37, statistics)).mean()
-        assert share == pytest.approx(0.05 / statistics, abs=0.004)
+        assert (largest > critical_score(37, statistics)).mean() == pytest.approx(0.05 / statistics, abs=0.004)
     assert spread_of(torch.tensor([2.0, 2.0, 2.0, 2.0, 4.0])) == pytest.approx((2.0, 1.2533 * 0.4))
     assert robust_scores(torch.full((2, 3), 0.5)).tolist() == [[0.0] * 3] * 2
     assert critical_score(2, 8) == math.inf
@@ -165,8 +164,7 @@ def test_long_range_mass_by_type_is_the_mean_over_its_heads() -> None:
     model = models.demo()
     given = documents(3)
     odd = am.odd_heads(model, given)
-    types = {(2, 6): "induction", (2, 7): "induction", (0, 0): "self"}
-    frame = odd.far_by_type(types).set_index("type")
+    frame = odd.far_by_type({(2, 6): "induction", (2, 7): "induction", (0, 0): "self"}).set_index("type")
     assert frame.heads.to_dict() == {"induction": 2, "self": 1, "": 29}
     assert frame.far_mass["induction"] == pytest.approx(float(odd.far_mass[2, 6:8].mean()))
     assert frame.far_ordinary["self"] == pytest.approx(float(odd.far_ordinary[0, 0]))

@@ -187,8 +187,7 @@ def by_hand(plain: Any, ids: Tensor, mask: Tensor, sink: str, metric: str) -> tu
                     u = sum((p[n, i, j] * written[n, j] for j in seen), torch.zeros(written.shape[-1], dtype=F64))
                     size = float(u.norm() / x[n, i].double().norm())
                     if len(seen) > 1:
-                        top = max(seen, key=lambda j: float(p[n, i, j]))
-                        (at if top in sinks[n] else elsewhere).append(size)
+                        (at if max(seen, key=lambda j: float(p[n, i, j])) in sinks[n] else elsewhere).append(size)
                 mass, ratio = total / len(others[n]), wrote / statistics.median(norm[j] for j in others[n])
                 sizes = (statistics.mean(some) if some else NAN for some in (at, elsewhere))
                 facts[:, layer, head, n] = torch.tensor([mass, ratio, *sizes])

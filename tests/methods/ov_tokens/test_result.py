@@ -313,8 +313,7 @@ NUMBERS: Final = ["▁five", "▁six", "▁seven", "▁eight", "▁nine", "▁te
 
 
 def with_tokenizer(raw: Any) -> am.HookedModel:
-    names = NAMES[: raw.config.vocab_size]
-    vocab = {name: number for number, name in enumerate(names)}
+    vocab = {name: number for number, name in enumerate(NAMES[: raw.config.vocab_size])}
     of_words = Tokenizer(WordLevel(vocab, unk_token="filler0"))
     return am.load(raw, tokenizer=PreTrainedTokenizerFast(tokenizer_object=of_words, unk_token="filler0"))
 

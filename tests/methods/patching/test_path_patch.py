@@ -33,8 +33,7 @@ def both(family: str) -> tuple[am.HookedModel, Any]:
 
 
 def prompts() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    clean, other = torch.randint(3, 43, (2, 3, 7), generator=generator)
+    clean, other = torch.randint(3, 43, (2, 3, 7), generator=torch.Generator().manual_seed(1))
     corrupted = clean.clone()
     corrupted[:, [2, 5]] = other[:, [2, 5]]
     return clean, corrupted

@@ -91,8 +91,7 @@ def test_vectors_multiply_to_the_weights(distance: int) -> None:
         W_Q, W_K = (weights.gamma[:, None] * W for W in (weights.W_Q[head], weights.W_K[head // 3]))  # type: ignore[index]
         product = found.query[0, head].double().T @ found.key[0, head].double()
         torch.testing.assert_close(product, W_Q @ turn @ W_K.T, rtol=0, atol=1e-5)
-    order = found.strength.diff(dim=-1)
-    assert bool((order <= 0).all())
+    assert bool((found.strength.diff(dim=-1) <= 0).all())
     torch.testing.assert_close(found.strength.sum(dim=-1), torch.ones(1, 6, dtype=F64))
 
 

@@ -25,8 +25,7 @@ def test_scores_are_those_of_whole_matrices(name: str, fold_norm: bool) -> None:
     for first, second in [(0, 1), (2, 0)]:
         A = norms[0][:, None] * one.W_V[first] @ one.W_O[first]
         Q, K, V = (norms[1][:, None] * each[second] for each in (other.W_Q, other.W_K, other.W_V))
-        later = {"q": Q @ K.T, "k": K @ Q.T, "v": V @ other.W_O[second]}
-        for kind, B in later.items():
+        for kind, B in {"q": Q @ K.T, "k": K @ Q.T, "v": V @ other.W_O[second]}.items():
             expected = ((A @ B).norm() / (A.norm() * B.norm())).detach()
             assert float(getattr(found, kind)[0, first, 1, second]) == pytest.approx(float(expected), rel=1e-9)
     assert bool(found.v[1, :, 0].isnan().all()) and bool(found.v[0, :, 0].isnan().all())

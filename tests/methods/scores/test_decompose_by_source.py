@@ -205,8 +205,7 @@ def test_writers_give_the_same_one_at_a_time_and_together(name: str, monkeypatch
     hooked, inputs = models.hooked(name, F64), models.padded(name, length=6)
     together = am.decompose_by_source(hooked, inputs)
     monkeypatch.setattr(sources, "_TOGETHER_BYTES", 1)
-    alone = am.decompose_by_source(hooked, inputs)
-    for one, other in zip(alone.parts, together.parts, strict=True):
+    for one, other in zip(am.decompose_by_source(hooked, inputs).parts, together.parts, strict=True):
         assert one.sources == other.sources
         for field in ("query", "key", "mean_key"):
             # Cells that a text lacks hold arbitrary numbers.
@@ -270,8 +269,7 @@ def test_a_cell_counts_in_the_texts_that_have_it() -> None:
 
 
 def test_a_cell_that_a_sliding_window_hides_in_some_layers() -> None:
-    kinds = models.plain("gemma2").config.layer_types
-    assert kinds == ["sliding_attention", "full_attention"]
+    assert models.plain("gemma2").config.layer_types == ["sliding_attention", "full_attention"]
     why = am.decompose_by_source(models.hooked("gemma2"), models.token_ids("gemma2"), cells=[(6, 1)])
     assert bool((why.parts[0].key_at == -1).all() and (why.parts[1].key_at == 1).all())
     assert bool(why.matrix(0, 1).isnan().all()) and not bool(why.matrix(1, 1).isnan().any())
@@ -294,8 +292,7 @@ def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_frame_holds_every_pair() -> None:
-    hooked = models.hooked("bloom")
-    why = am.decompose_by_source(hooked, models.token_ids("bloom"), heads=[(1, 2), (0, 1)])
+    why = am.decompose_by_source(models.hooked("bloom"), models.token_ids("bloom"), heads=[(1, 2), (0, 1)])
     frame = why.to_frame()
     assert list(frame.columns) == ["layer", "head", "source_q", "source_k", "query_key", "contrast"]
     assert len(frame) == sum(len(why.labels_of(layer)) ** 2 for layer in (0, 1))

@@ -187,8 +187,7 @@ def test_contrast_is_the_difference_of_two_scores_term_by_term() -> None:
         for term, value in contrast.items():
             whole = split.terms[term].expand(3, hooked.n_layers, hooked.n_heads, 7, 7)
             torch.testing.assert_close(value, whole[..., 5, 1] - whole[..., 5, 4], rtol=0, atol=1e-12)
-        frame = contrast.to_frame()
-        row = frame.query("sequence == 2 and layer == 1 and head == 2").iloc[0]
+        row = contrast.to_frame().query("sequence == 2 and layer == 1 and head == 2").iloc[0]
         assert row.total == pytest.approx(float(difference[2, 1, 2]), abs=1e-12)
 
 
@@ -266,10 +265,9 @@ def test_one_score_in_one_line(name: str) -> None:
     pattern = hooked.run(inputs, points=["pattern"])["pattern", layer][1, head]
     here = inputs["attention_mask"][1].nonzero()[:, 0]
     query, key = here[-1], here[int(pattern[here[-1], here].argmax())]
-    told = split.explain(layer, head, query=len(here) - 1, text=1)
     found = re.fullmatch(
         r"L1H2: .+ \((\d+)\) attends to .+ \((\d+)\) with weight ([\d.]+), score (-?[\d.]+): (.+)",
-        told,
+        split.explain(layer, head, query=len(here) - 1, text=1),
         flags=re.DOTALL,
     )
     assert found is not None

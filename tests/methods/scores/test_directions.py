@@ -70,8 +70,7 @@ def test_the_pairs_add_up_to_query_key_whatever_the_directions(name: str, kind: 
             key = int(part.key_at[text, head, query])
             row = query_key[text, 1, head, query]
             seen = split.visible[text, 1, 0, query].nonzero()[:, 0]
-            whole = why.matrix(1, head, query, text=text)
-            assert abs(float(whole.sum() - row[key])) <= limit
+            assert abs(float(why.matrix(1, head, query, text=text).sum() - row[key])) <= limit
             contrast = why.matrix(1, head, query, text=text, contrast=True)
             assert abs(float(contrast.sum() - (row[key] - row[seen].mean()))) <= limit
 
@@ -177,8 +176,7 @@ def test_a_large_dictionary_has_only_its_active_features_as_sources() -> None:
     hooked, ids = models.hooked("gpt2", F64), models.token_ids("gpt2", 1, 7)
     dictionary = Dictionary(20_000, hooked.d_model, size=0.05, dtype=F64)
     dictionary.b_enc -= 0.5
-    x = hooked.run(ids, points=["resid_pre"], layers=[2])["resid_pre", 2]
-    active = dictionary.encode(x)[0] > 0
+    active = dictionary.encode(hooked.run(ids, points=["resid_pre"], layers=[2])["resid_pre", 2])[0] > 0
     why = am.decompose_by_source(hooked, ids, heads=[(2, 3)], cells=[(6, 2)], directions=dictionary)
     numbers = (active[6] | active[2]).nonzero()[:, 0].tolist()
     assert 0 < len(numbers) < 2000

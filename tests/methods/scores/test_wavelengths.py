@@ -44,10 +44,8 @@ def test_bands_add_up_to_the_scores(name: str, centre: Any) -> None:
     assert set(bands) <= {*band_names((10.0, 200.0)), "softcap"} and ("softcap" in bands) == (name == "gemma2")
     whole = sum(bands[band] for band in bands)
     for layer in range(model.n_layers):
-        total = split.parts[layer].total()
-        close(whole[:, layer], total, 1e-12 if dtype == F64 else 1e-5)
-    shares = bands.variance_shares
-    sums = torch.stack(list(shares.values())).sum(dim=0)
+        close(whole[:, layer], split.parts[layer].total(), 1e-12 if dtype == F64 else 1e-5)
+    sums = torch.stack(list(bands.variance_shares.values())).sum(dim=0)
     torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-10 if dtype == F64 else 1e-5)
     assert repr(bands).startswith(f"Wavelengths({', '.join(bands)}; layers [0")
 
@@ -134,8 +132,7 @@ def test_a_kernel_is_a_sum_of_waves(name: str) -> None:
     dtype = dtype_of(name)
     model, ids = centred.hooked(name, dtype), ids_of(name)
     means = am.mean_qk(model, ids_of(name, 4, 8, seed=9))
-    split = am.decompose_scores(model, ids, centre=means)
-    kernel = split.position_kernel(text=1, edges=[10.0, 200.0])
+    kernel = am.decompose_scores(model, ids, centre=means).position_kernel(text=1, edges=[10.0, 200.0])
     names = band_names((10.0, 200.0))
     assert kernel.distances.tolist() == list(range(8))
     scale = centred.scale_of(name)

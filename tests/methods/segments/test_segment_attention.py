@@ -87,8 +87,7 @@ def test_a_head_that_attends_by_distance_alone_is_its_own_baseline(
     both_ways: bool, first_key: int, window: int
 ) -> None:
     length, starts = 23, [0, 4, 5, 16, 23]
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.rand(2 * length - 1, generator=generator, dtype=torch.float64)
+    weights = torch.rand(2 * length - 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights[(torch.arange(2 * length - 1) - length + 1).abs() >= window] = 0
     pattern = banded(weights, length, both_ways, first_key)
     distances = range(1 - length if both_ways else 0, length)
@@ -100,8 +99,7 @@ def test_a_head_that_attends_by_distance_alone_is_its_own_baseline(
 
 def test_each_head_is_fitted_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each head is fitted as if alone, also if other heads converge sooner."""
-    generator = torch.Generator().manual_seed(0)
-    scores = 6 * torch.randn(2, 3, 31, 31, generator=generator, dtype=torch.float64)
+    scores = 6 * torch.randn(2, 3, 31, 31, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     scores *= torch.tensor([[0.0, 0.2, 1.0], [0.5, 0.0, 2.0]], dtype=torch.float64)[..., None, None]
     pattern = scores.masked_fill(~torch.ones(31, 31).tril().bool(), -torch.inf).softmax(dim=-1)
     sums = torch.stack([pattern.diagonal(-d, dim1=-2, dim2=-1).sum(dim=-1) for d in range(31)], dim=-1)

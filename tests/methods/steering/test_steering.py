@@ -31,8 +31,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 def test_scores_come_from_the_other_half() -> None:
     one, other = noise(7, 3, 5), noise(6, 3, 5, seed=1)
-    scores = held_out_scores(one, other)
-    for group, found in zip((one, other), scores, strict=True):
+    for group, found in zip((one, other), held_out_scores(one, other), strict=True):
         for text in range(len(group)):
             others = [part[1 - text % 2 :: 2].mean(dim=0) for part in (one, other)]
             for place in range(3):

@@ -77,10 +77,8 @@ def test_the_mean_logit_is_a_statistic() -> None:
     updates = am.residual_updates(model, prompts, answers=[5, 7, 11], against=[6, 9, 4])
     mean = updates.logits.double().mean(dim=-1)
     torch.testing.assert_close(updates.logit, mean)
-    frame = updates.to_frame()
-    assert frame["logit"].to_list() == pytest.approx(mean.flatten().tolist())
-    best = updates.strongest(1, by="logit").iloc[0]
-    assert abs(best["logit"]) == pytest.approx(float(mean.abs().max()))
+    assert updates.to_frame()["logit"].to_list() == pytest.approx(mean.flatten().tolist())
+    assert abs(updates.strongest(1, by="logit").iloc[0]["logit"]) == pytest.approx(float(mean.abs().max()))
     later = am.residual_updates(model, prompts, layers=[1], answers=[5, 7, 11], against=[6, 9, 4])
     assert later["logit"].mean[1].tolist() == pytest.approx(mean[1].tolist())
     assert f" L1H{int(later.logit[1].abs().argmax())}: " in later.lead
@@ -156,8 +154,7 @@ def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
         updates = am.residual_updates(models.hooked(name), models.padded(name), answers=[4, 5, 6])
         assert updates["logit"].statistic.unit == unit
         assert f" {unit} on average." in updates.lead
-        loaded = am.load_result(updates.save(tmp_path / f"{name}.safetensors"))
-        assert loaded["logit"].statistic.unit == unit
+        assert am.load_result(updates.save(tmp_path / f"{name}.safetensors"))["logit"].statistic.unit == unit
         mean = updates.logits.mean(dim=-1)
         layer, head = divmod(int(mean.abs().argmax()), mean.shape[1])
         written = signed(float(mean[layer, head]), ".2f")

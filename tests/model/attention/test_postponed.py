@@ -52,16 +52,14 @@ def in_one_axis(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def by_baddbmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    start = flat(BIAS.expand(BATCH, -1, -1, -1))
-    scores = torch.baddbmm(start, flat(q), flat(k).mT, beta=0.5, alpha=0.25)
+    scores = torch.baddbmm(flat(BIAS.expand(BATCH, -1, -1, -1)), flat(q), flat(k).mT, beta=0.5, alpha=0.25)
     return torch.bmm(nn.Softmax(dim=-1)(scores.float()).type_as(q), flat(v)).unflatten(0, (BATCH, HEADS))
 
 
 def by_where(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = 0.5 * (q @ k.mT)
     scores = torch.where(~HIDDEN, scores - BIAS, LOWEST)
-    pattern = torch.masked_fill(scores.softmax(dim=-1), HIDDEN, 0.0)
-    return pattern.contiguous() @ v
+    return torch.masked_fill(scores.softmax(dim=-1), HIDDEN, 0.0).contiguous() @ v
 
 
 class Attention(nn.Module):

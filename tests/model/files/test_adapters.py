@@ -138,11 +138,9 @@ def test_an_adapter_inside_a_transformers_model() -> None:
 
 
 def test_an_encoder_and_another_precision() -> None:
-    config = peft.LoraConfig(**LORA, target_modules=["query", "value"])
-    source = adapted(config, models.fresh("bert"))
+    source = adapted(peft.LoraConfig(**LORA, target_modules=["query", "value"]), models.fresh("bert"))
     for dtype in (None, torch.float64):
-        found = am.load(source, dtype=dtype).run(IDS).logits
-        close(found.to(torch.float32), logits_of(source))
+        close(am.load(source, dtype=dtype).run(IDS).logits.to(torch.float32), logits_of(source))
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
@@ -156,8 +154,7 @@ def test_an_adapter_that_does_more_than_its_weights_is_refused(monkeypatch: pyte
     source.register_forward_hook(lambda module, args, output: (2 * output[0],))
     refuses("does not compute what the merged weights compute", am.load, source, error=UnsupportedModelError)
     monkeypatch.setattr(adapters, "_require_same_output", lambda *_: None)
-    layer = source.base_model.model.model.layers[0].self_attn.q_proj
-    layer.merge = lambda **_: None
+    source.base_model.model.model.layers[0].self_attn.q_proj.merge = lambda **_: None
     refuses(r"at model\.layers\.0\.self_attn\.q_proj does not compute", am.load, source, error=UnsupportedModelError)
 
 

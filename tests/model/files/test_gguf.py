@@ -158,8 +158,7 @@ def test_quantised_weights_are_those_that_the_file_stands_for(tmp_path: Path, dt
     parameters = dict(original.to(dtype).named_parameters())
     for layer, name in itertools.product(range(2), ("q", "k", "v", "o")):
         found = getattr(hooked.weights(layer), f"W_{name.upper()}").unique()
-        expected = parameters[f"model.layers.{layer}.self_attn.{name}_proj.weight"].unique()
-        assert torch.equal(found, expected)
+        assert torch.equal(found, parameters[f"model.layers.{layer}.self_attn.{name}_proj.weight"].unique())
 
 
 def test_only_the_file_itself_is_read(file: Path) -> None:
@@ -294,8 +293,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_without_the_package(file: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    said = message_of(lambda: am.load(file), InputError)
-    assert said == f"to read {file}: pip install 'attnmech[gguf]'."
+    assert message_of(lambda: am.load(file), InputError) == f"to read {file}: pip install 'attnmech[gguf]'."
     assert made(copies) == []
 
 

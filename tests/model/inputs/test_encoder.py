@@ -247,8 +247,7 @@ def test_what_cannot_be_read_is_refused(words: am.HookedModel) -> None:
 @pytest.mark.parametrize(("name", "limit"), [("gpt2", 19), ("bert", 23)])
 def test_a_text_longer_than_the_models_positions(name: str, limit: int) -> None:
     hooked = models.hooked(name)
-    ids = torch.full((1, limit), 7)
-    assert hooked.run(ids).logits.shape[1] == limit
+    assert hooked.run(torch.full((1, limit), 7)).logits.shape[1] == limit
     said = message_of(lambda: hooked.run(torch.full((2, limit + 1), 7)))
     assert said.startswith(f"this model has {limit} positions; the text has {limit + 1} tokens. Shorten")
     assert "positions" in message_of(lambda: am.decompose_scores(hooked, torch.full((1, 10**5), 7)))
@@ -283,8 +282,7 @@ NAMES = ["gpt2", "llama", "bert", "roberta", "deberta_v2", "opt", "gptj", "longf
 def test_inputs_that_are_the_defaults_are_no_part_of_a_text(name: str) -> None:
     model, ids = models.hooked(name), models.token_ids(name, batch=3, length=7)
     taken = {each for each in model.encoder.further if each in ("token_type_ids", "position_ids")}
-    padding = getattr(model.config, "pad_token_id", None)
-    first = padding + 1 if name in ("roberta", "longformer") else 0
+    first = getattr(model.config, "pad_token_id", None) + 1 if name in ("roberta", "longformer") else 0
     defaults = {"token_type_ids": torch.zeros_like(ids), "position_ids": first + torch.arange(7)[None]}
     given = {each: defaults[each] for each in taken}
     mask = torch.ones_like(ids)

@@ -81,8 +81,7 @@ def test_the_names_of_tokens(kind: str) -> None:
     plain, text = merged.model_of(kind, made), merged.inputs_of(made, 0, 9)
     _, named = placed(plain, text)
     assert [label for label in named.labels if label] == EXPECTED[kind]
-    marked = (text["input_ids"][0] == merged.IMAGE).tolist()
-    assert [label is not None for label in named.labels] == marked
+    assert [label is not None for label in named.labels] == (text["input_ids"][0] == merged.IMAGE).tolist()
     assert [place is None for place in named.places] == [label is None or "token" in label for label in named.labels]
 
 
@@ -162,10 +161,9 @@ def test_a_square_at_the_box_of_a_token_changes_it_alone(kind: str, monkeypatch:
         if place is not None:
             assert place.box is not None
             (width, height), (left, top, right, bottom) = sizes[place.number - 1], place.box
-            lines = ((height, top, bottom), (width, left, right))
             rows, columns = (
                 slice(round(size * (2 * start + end) / 3), round(size * (start + 2 * end) / 3))
-                for size, start, end in lines
+                for size, start, end in ((height, top, bottom), (width, left, right))
             )
             pictures[place.number - 1][rows, columns] = 255
         return processed([Image.fromarray(picture) for picture in pictures])

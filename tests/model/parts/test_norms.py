@@ -55,12 +55,10 @@ def test_gamma_is_the_weight_with_what_the_family_adds(kind: str) -> None:
     norm, x = norm_of(kind), normal(2, 3, D)
     weight = norm.weight if isinstance(norm.weight, Tensor) else torch.ones(D)
     expected = weight + (1 if kind in ADDS_ONE else 0)
-    found = gamma_of(norm, x)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gamma_of(norm, x), expected)
     assert is_centred(norm, x) == (kind not in RMS)
     made = norm(x)
-    kind_found = kind_of(norm, x)
-    assert kind_found == NormKind(kind not in RMS, 1.0 if kind in ADDS_ONE else 0.0)
+    assert kind_of(norm, x) == NormKind(kind not in RMS, 1.0 if kind in ADDS_ONE else 0.0)
     assert kind_of(nn.Linear(D, D), x) is None and made.shape == x.shape
     assert epsilon_of(norm) == 0.1
 
@@ -102,8 +100,7 @@ def test_where_an_entry_is_zero_its_multiplier_is_that_of_the_formula() -> None:
     x[0, 1, 2, 5] = 0
     x[1, 2, 3] = 0
     found = frozen_norm(norm, x, torch.float32, norm(x)).multiplier
-    expected = norm.weight * (x.pow(2).mean(dim=-1, keepdim=True) + 0.1) ** -0.5
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, norm.weight * (x.pow(2).mean(dim=-1, keepdim=True) + 0.1) ** -0.5)
     torch.testing.assert_close(found * x, norm(x))
 
 

@@ -256,8 +256,7 @@ def own_softmax(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options
     """Attention code that never calls attnmech's."""
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).transpose(2, 3) * self.scaling
-    later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-    pattern = scores.masked_fill(later, -torch.inf).softmax(-1)
+    pattern = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
     return (pattern @ v.repeat_interleave(group, 1)).transpose(1, 2), pattern
 
 
@@ -589,8 +588,7 @@ def test_a_fault_in_any_layer_of_a_deep_model_is_caught(layer: int) -> None:
 def test_a_scale_that_is_not_one_over_the_root_of_d_head_is_reported() -> None:
     model = models.fresh("llama")
     models.blocks_of(model)[1].self_attn.scaling *= 1.3
-    hooked = am.load(model)
-    split = am.decompose_scores(hooked, torch.tensor([[5, 7, 9]]))
+    split = am.decompose_scores(am.load(model), torch.tensor([[5, 7, 9]]))
     assert split.parts[0].scale == pytest.approx(1 / math.sqrt(8))
     assert split.parts[1].scale == pytest.approx(1.3 / math.sqrt(8))
 

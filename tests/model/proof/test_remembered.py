@@ -145,8 +145,7 @@ def test_the_proof_is_made_where_it_is_asked_for(folder: Path, monkeypatch: pyte
 
 def test_how_pictures_are_merged_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text, plain = merged.inputs_of(merged.DEEP, 0, 9), merged.model_of("qwen3_vl", merged.DEEP)
-    first = am.load(plain)
-    logits = first.run(text).logits
+    logits = am.load(plain).run(text).logits
     for again in (False, True):
         second = am.load(plain, certify="again" if again else "short")
         with monkeypatch.context() as patched:

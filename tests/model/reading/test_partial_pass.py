@@ -38,8 +38,7 @@ def test_a_pass_from_any_block_is_the_rest_of_the_whole(name: str) -> None:
         for place, stream in rest.streams.items():
             assert torch.equal(stream, clean[place]), (start, place)
     for stop in range(1, depth + 1):
-        some = blocks.run(batch, stop=stop, streams=[0, depth]).streams
-        assert torch.equal(some[depth], clean[stop])
+        assert torch.equal(blocks.run(batch, stop=stop, streams=[0, depth]).streams[depth], clean[stop])
     if last_layer > 0 and hooked.points["logits"].absent is None:
         ran = blocks.run(
             batch, start=last_layer, stream=clean[last_layer], captures=[("pattern", last_layer), ("logits", None)]
@@ -58,14 +57,12 @@ def test_the_head_alone(name: str) -> None:
     with torch.no_grad():
         output = models.plain(name)(**inputs)
     expected = output.logits if "logits" in output else output[0]
-    logits = blocks.logits(batch, end)
-    torch.testing.assert_close(logits[real], expected[real], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(blocks.logits(batch, end)[real], expected[real], rtol=1e-4, atol=1e-4)
     if name == "vit":
         assert not blocks.by_row
         return
     assert blocks.by_row
-    rows = blocks.logits_of_rows(end[real])
-    torch.testing.assert_close(rows, expected[real], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(blocks.logits_of_rows(end[real]), expected[real], rtol=1e-4, atol=1e-4)
     # More tokens than positions, and no tokens.
     many = end[real].repeat(9, 1)
     torch.testing.assert_close(blocks.logits_of_rows(many), expected[real].repeat(9, 1), rtol=1e-4, atol=1e-4)

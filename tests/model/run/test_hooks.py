@@ -229,8 +229,7 @@ def test_edits_of_one_point_apply_in_order_and_blocks_nest() -> None:
             assert same is hooked
             inner = hooked.run(ids, points=["z"])
         outer = hooked.run(ids, points=["z"])
-    clean = hooked.run(ids, points=["z"])
-    torch.testing.assert_close(outer["z", 0], clean["z", 0] + 1)
+    torch.testing.assert_close(outer["z", 0], hooked.run(ids, points=["z"])["z", 0] + 1)
     assert torch.equal(inner["z", 1], outer["z", 1] * 3)
     assert torch.equal(inner["z", 0], outer["z", 0])
 
@@ -380,8 +379,7 @@ def test_a_model_that_was_loaded_twice() -> None:
         one, other = am.load(model), am.load(model)
         with one.hooks({"z": torch.zeros_like}):
             assert torch.equal(other.run(ids).logits, models.hooked("bloom").run(ids).logits)
-        again = copy.deepcopy(model)
-        assert torch.equal(am.load(again).run(ids).logits, one.run(ids).logits)
+        assert torch.equal(am.load(copy.deepcopy(model)).run(ids).logits, one.run(ids).logits)
 
 
 # -- gradients -----------------------------------------------------------------------------------------------
@@ -408,8 +406,7 @@ def test_gradients_against_finite_differences(name: str, frozen: bool) -> None:
         assert gradient.shape == acts.values[key].shape and not acts.values[key].requires_grad
         point: Any = key if key[1] is not None else key[0]
         require_gradient(hooked, ids, point, measure, step=step, relative=tolerance)
-    clean = hooked.run(ids, points=points)
-    for key, value in clean.values.items():
+    for key, value in hooked.run(ids, points=points).values.items():
         torch.testing.assert_close(acts.values[key], value, rtol=0, atol=1e-9)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(parameter.grad is None for parameter in hooked._model.parameters())

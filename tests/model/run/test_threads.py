@@ -161,8 +161,7 @@ def test_our_generators_hold_nothing_in_force_between_yields() -> None:
     model = hooked("gpt2")
     ids = token_ids("gpt2")
     clean = model.run(ids).logits
-    parts = batches(iter([ids[:1], ids[1:], ids]), model, tokens_per_batch=8, window=1)
-    for _ in parts:
+    for _ in batches(iter([ids[:1], ids[1:], ids]), model, tokens_per_batch=8, window=1):
         assert not model.in_force.running and model.edited == ()
         assert torch.equal(model.run(ids).logits, clean)
 

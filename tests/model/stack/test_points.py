@@ -121,8 +121,7 @@ def test_missing_points_say_why(name: str) -> None:
 
 
 def test_a_run_without_points_gives_the_logits_or_the_last_stream() -> None:
-    acts = models.hooked("bloom").run(torch.tensor([[5, 7]]))
-    assert set(acts.values) == {("logits", None)}
+    assert set(models.hooked("bloom").run(torch.tensor([[5, 7]])).values) == {("logits", None)}
     headless = models.hooked("bert_headless").run(torch.tensor([[5, 7]]))
     assert set(headless.values) == {("resid_post", 1)}
     with torch.no_grad():
