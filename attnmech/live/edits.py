@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..batch import Batch
-from ..draw.text import quoted, with_minus_signs
+from ..draw.text import percent, quoted, with_minus_signs
 from ..errors import InputError
 from ..interventions import Intervention
 from ..maths.float64 import as_float64
@@ -119,8 +119,7 @@ class Edits(NamedTuple):
         names = {way: ", ".join(f"L{layer}H{head}" for layer, head in heads) for way, heads in self.by_way.items()}
         return " and ".join(words[way].replace("{}", heads) for way, heads in names.items())
 
-    @property
-    def python(self) -> str:
+    def python(self, new_tokens: int = NEW_TOKENS) -> str:
         """The Python that compares what the model writes with and without the edits."""
         stack = f", stack={self.stack!r}" if self.stack else ""
         lines, made = ["edits = []"], "edits.append(am.Intervention"
@@ -140,49 +139,66 @@ class Edits(NamedTuple):
                     f"    values = {{layer: {self._z_of.replace('LAYER', 'layer')}[:, [row]] for layer in {layers}}}",
                     f"    {made}.replace({heads}, values, positions=[row]{stack}))",
                 ]
-        return "\n".join([*lines, "am.contrast_answers(model, text, edits).answers"])
+        return "\n".join([*lines, f"am.contrast_answers(model, text, edits, {new_tokens}).answers"])
 
     @property
     def _z_of(self) -> str:
         return f"other[{self._z!r}, LAYER]"
 
 
-def compared(model: HookedModel, text: str, edits: Edits) -> dict[str, Any]:
-    """What the model writes and predicts with and without the edits, as the live page shows it.
+def compared(model: HookedModel, text: str, edits: Edits | None) -> dict[str, Any]:
+    """What the model predicts, and with edits also what it then writes and predicts, as the live page shows it.
 
     Returns:
-        "sentences"; "next", the most probable next tokens with their probabilities in both runs; "tokens" of the text,
-        with "losses" in both runs, in nats, None where nothing predicts the token; "answers", the tokens that the model
-        writes in both runs, and "parting", the first that differs, or -1; "python".
+        "sentences"; "next", the most probable next tokens with their probabilities in each run; "tokens" of the text,
+        with "losses" in each run, in nats, None where nothing predicts the token. With edits, also "answers", the
+        tokens that the model writes in both runs; "parting", the first that differs, or -1; "python".
 
     """
     if not model.writes_tokens or not model.causal:
-        raise InputError(f"edits show in what a model writes; {model.name} writes no text.")
-    interventions = edits.interventions(model, text)
-    contrast = contrast_answers(model, text, interventions, NEW_TOKENS)
+        raise InputError(f"next tokens are predicted by models that write text; {model.name} does not.")
     batch = model.encode(text)
     if batch.target is not None:
         batch = model.generate(batch, NEW_TOKENS)
-    read, plain = batch.target or batch, _log_probs(model, batch)
-    with model.intervene(*interventions):
-        edited = _log_probs(model, batch)
+    read, runs = batch.target or batch, [_log_probs(model, batch)]
+    block = dict[str, Any]()
+    if edits is not None:
+        interventions, limit = edits.interventions(model, text), model.output_stack.architecture.position_limit
+        room = NEW_TOKENS if limit is None or batch.target is not None else limit - read.ids.shape[1]
+        contrast = contrast_answers(model, text, interventions, max(1, min(NEW_TOKENS, room)))
+        with model.intervene(*interventions):
+            runs.append(_log_probs(model, batch))
+        block = {"parting": int(contrast.parting[0]), "python": edits.python()}
+        block["answers"] = [list(contrast.plain[0]), list(contrast.edited[0])]
     ids = read.ids[0].cpu()[1:, None]
-    losses = [_finite(-log_probs[:-1].gather(1, ids)[:, 0]) for log_probs in (plain, edited)]
-    sentences = [f"If {edits.sentence}, {contrast.parted(0)}."]
-    if len(ids) and None not in (*losses[0], *losses[1]):
-        before, after = (sum(filter(None, values)) / len(ids) for values in losses)
-        sentences.append(
-            f"The mean loss of the text's tokens is {before:.3f} nats without the edit, {after:.3f} with it."
-        )
-    return {
+    losses = [_finite(-log_probs[:-1].gather(1, ids)[:, 0]) for log_probs in runs]
+    following = most_probable(model, torch.stack([log_probs[-1] for log_probs in runs]).exp())
+    if edits is None:
+        sentences = [f"The most probable next token is {best_of(following)}."]
+    else:
+        sentences = [f"If {edits.sentence}, {contrast.parted(0)}."]
+    means = [f"{sum(filter(None, of_run)) / len(ids):.3f}" for of_run in losses if len(ids) and None not in of_run]
+    if len(means) == len(runs):
+        both = " nats without the edit, ".join(means) + (" nats" if edits is None else " with it")
+        sentences.append(f"The mean loss of the text's tokens is {both}.")
+    return block | {
         "sentences": list(map(with_minus_signs, sentences)),
-        "next": _most_probable(model, plain[-1].exp(), edited[-1].exp()),
+        "next": following,
         "tokens": list(read.real_tokens[0]),
-        "losses": [[None, *values] for values in losses],
-        "answers": [list(contrast.plain[0]), list(contrast.edited[0])],
-        "parting": int(contrast.parting[0]),
-        "python": edits.python,
+        "losses": [[None, *of_run] for of_run in losses],
     }
+
+
+def most_probable(model: HookedModel, runs: Float[Tensor, "run vocab"]) -> list[tuple[Any, ...]]:
+    """The tokens of the largest probabilities in any run, with their probabilities in each."""
+    ids = runs.amax(dim=0).topk(min(_LISTED, runs.shape[1])).indices
+    return [*zip(model.position_texts(ids.tolist(), model.output_stack.label), *runs[:, ids].tolist(), strict=True)]
+
+
+def best_of(tokens: Sequence[tuple[Any, ...]], run: int = 0) -> str:
+    """The most probable token of a run, in words."""
+    token, *chances = max(tokens, key=lambda entry: entry[run + 1])
+    return f"{quoted(token)} ({percent(chances[run], 0)})"
 
 
 def _log_probs(model: HookedModel, batch: Batch) -> Float[Tensor, "position vocab"]:
@@ -192,11 +208,3 @@ def _log_probs(model: HookedModel, batch: Batch) -> Float[Tensor, "position voca
 
 def _finite(values: Float[Tensor, " position"]) -> list[float | None]:
     return [value if isfinite(value) else None for value in values.tolist()]
-
-
-def _most_probable(
-    model: HookedModel, plain: Float[Tensor, " vocab"], edited: Float[Tensor, " vocab"]
-) -> Sequence[tuple[str, float, float]]:
-    ids = torch.maximum(plain, edited).topk(min(_LISTED, len(plain))).indices.tolist()
-    tokens = model.position_texts(ids, model.output_stack.label)
-    return [(token, float(plain[place]), float(edited[place])) for token, place in zip(tokens, ids, strict=True)]

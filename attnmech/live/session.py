@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from ..draw.page import Live
 from ..errors import InputError
+from ..methods.head_types.head_types import HeadTypes
 from ..model.run.hooked import HookedModel
 from ..pages.report import reports
 from ..pages.result import Report, first_page
@@ -29,6 +30,7 @@ class Session:
     def __init__(self, model: HookedModel, first: str) -> None:
         self.model, self.first = model, first
         self._read: OrderedDict[str, tuple[Report, bool]] = OrderedDict()
+        self._types: dict[str, HeadTypes | None] = {}
 
     def page(self, text: str, through: Literal["server", "notebook"], start: str = "", step: Step = _no_step) -> str:
         """The page on a text, whole if it was measured whole."""
@@ -44,7 +46,7 @@ class Session:
         if not whole:
             stages = _Stages(step)
             with watched(stages.watch):
-                *_, report = reports(self.model, [text], step=stages)
+                *_, report = reports(self.model, [text], step=stages, types=self._types)
             self._read[text] = report, True
 
     def compare(self, text: Any, edits: Edits, step: Step = _no_step) -> dict[str, Any]:

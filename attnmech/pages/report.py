@@ -20,6 +20,7 @@ from ..draw.section import Section
 from ..draw.senses import Canvas, Spectrogram, picture_section, spectrogram_section
 from ..errors import InputError
 from ..maths.float64 import as_float64
+from ..methods.head_types.head_types import HeadTypes
 from ..methods.joint_embedding.patch_images import data_uri
 from ..methods.scores.decompose_scores import decompose_scores
 from ..model.inputs.encoder import Inputs
@@ -250,8 +251,13 @@ def reports(
     bos: bool | None = None,
     generate: int = 0,
     step: Callable[[str], None] = lambda _: None,
+    types: dict[str, HeadTypes | None] | None = None,
 ) -> Iterator[Report]:
-    """Makes the report without writers, types and ablations, then with them; `step` is told what comes next."""
+    """Makes the report without writers, types and ablations, then with them.
+
+    `step` is told what comes next; `types` holds head types by stack: those in it are not measured again, others are
+    added.
+    """
     require_model(model)
     generate = whole_number("generate", generate, least=0)
     if generate and target is not None:
@@ -311,7 +317,10 @@ def reports(
             of_text[place] = replace(report, sources=sources, notes=(*report.notes, *left_out))
     step("measuring the types of heads")
     of_types: dict[str, list[str]] = {stack.label: [] for stack in stacks}
-    types = {stack.label: types_of(model, stack, of_types[stack.label]) for stack in stacks}
+    types = {} if types is None else types
+    for stack in stacks:
+        if types.get(stack.label) is None:
+            types[stack.label] = types_of(model, stack, of_types[stack.label])
     more = list[str]()
     measured = sweeps(model, [text.batch for text in texts], types[stacks[0].label], more, step)
     yield _joined(

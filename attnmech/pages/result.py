@@ -1,7 +1,8 @@
 """The report of one text, which combines several results on one page; `attnmech report` writes that page."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import pandas as pd
@@ -242,7 +243,7 @@ class Report(WritesHtml):
             ],
             provenance=provenance.entries,
             setup=self.calls["setup"],
-            reasons=self._reasons(range(self.first, self.first + len(view.tokens))),
+            reasons=self._reasons,
             brief={"Exactness": self.lead, **self.findings, **facts.untyped},
             start=start,
         )
@@ -312,10 +313,11 @@ class Report(WritesHtml):
         except InputError:
             return []
 
-    def _reasons(self, queries: Iterable[int]) -> list[list[list[str]]]:
+    @cached_property
+    def _reasons(self) -> list[list[list[str]]]:
         if self.sources is None:
             return []
-        heads = range(self.scores.residual.shape[1])
+        queries, heads = range(self.first, len(self.scores.tokens[0])), range(self.scores.residual.shape[1])
         return [
             [[self.sources.explain(layer, head, query) for query in queries] for head in heads]
             for layer in self.scores.layers

@@ -61,7 +61,7 @@ class Answer(_Entry):
     next: list[dict[str, str | float]] | None = Field(
         None, description="The most probable next tokens; `other` is the probability with edits or after `other`."
     )
-    python: str | None = Field(None, description="Python that makes the edits, and compares 20 new tokens.")
+    python: str | None = Field(None, description="Python that makes the edits, and compares the answers.")
 
 
 def schema() -> dict[str, object]:

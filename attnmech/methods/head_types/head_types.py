@@ -295,7 +295,8 @@ class HeadTypes(TypeScores):
 
     def _sections(self, effects: Mapping[tuple[int, int], float] | None = None) -> "Sequence[Section]":
         # The table of all heads, which the reader can sort by a click on a column and filter by type.
-        rows = [self._row(layer, head) for layer in self.layers for head in range(self._heads)]
+        intervals = {name: self[name].simultaneous() for name in TYPES if name in self.scores}
+        rows = [self._row(layer, head, intervals) for layer in self.layers for head in range(self._heads)]
         types = list(dict.fromkeys(name for row in rows for name in row["types"]))
         named = sorted({*types, *(row["nearest"] for row in rows)} - {""})
         data = {"columns": COLUMNS, "rows": rows, "types": types, "letters": {name: letter_of(name) for name in named}}
@@ -328,11 +329,11 @@ class HeadTypes(TypeScores):
         chart = Chart(self._map(effects or {}), (), clicks={"layer": "customdata.0", "head": "customdata.1"})
         return [replace(types, figures={"types": chart}), *rest]
 
-    def _row(self, layer: int, head: int) -> dict[str, Any]:
+    def _row(self, layer: int, head: int, intervals: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
         """A head's row of the table: the numbers of its first claimed type, or of the one nearest to a claim."""
         example, types, name = self.example_of(layer, head), self.types_of(layer, head), f"L{layer}H{head}"
         kind = example.type if example is not None else next(filter(TYPES.__contains__, types), "")
-        of_kind = (self.scores[kind], self.baselines[kind], *self[kind].simultaneous()) if kind else ()
+        of_kind = (self.scores[kind], self.baselines[kind], *intervals[kind]) if kind else ()
         score, baseline, low, high = (float(values[layer, head]) for values in of_kind) if kind else [math.nan] * 4
         writes = float(self.writes[kind][layer, head]) if kind in ANSWERED else math.nan
         copying = float(self.copying[layer, head])
