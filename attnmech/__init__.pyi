@@ -30,6 +30,7 @@ from .methods.groups.result import group_attention as group_attention  # look
 from .methods.head_types.head_types import head_types as head_types  # look
 from .methods.head_types.relations import relations as relations  # look
 from .methods.joint_embedding.result import joint_embedding as joint_embedding  # look
+from .methods.kv_scores.result import kv_scores as kv_scores  # matter
 from .methods.likeness.odd_heads import odd_heads as odd_heads  # look
 from .methods.likeness.redundancy import redundancy as redundancy  # look
 from .methods.null_attention.result import null_attention as null_attention  # matter
@@ -49,7 +50,6 @@ from .methods.trajectory.result import trajectory as trajectory  # heads
 from .methods.updates.result import residual_updates as residual_updates  # write
 from .model.files.load import load as load
 from .model.files.load import untrained as untrained
-from .model.inputs.images import PatchGrid as PatchGrid
 from .model.proof.certify import certify as certify
 from .model.run.hooked import HookedModel as HookedModel
 from .model.structure.architecture import Architecture as Architecture

@@ -1,3 +1,4 @@
+from .model.inputs.images import PatchGrid as PatchGrid
 from .model.parts.gates import Gate as Gate
 from .model.parts.gates import NormGate as NormGate
 from .model.parts.position import HALVES as HALVES

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_lens import head_detector
 
 import attnmech as am
-from attnmech.methods.head_types.retrieval import repeated_sequences
+from attnmech.runs.retrieval import repeated_sequences
 
 CLARK = 0.5
 """In Clark et al. 2019, a head attends to a token type if it gives the type more than half of its attention."""

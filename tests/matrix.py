@@ -444,6 +444,7 @@ CALLS: dict[str, Call] = {
     "contrast_answers": lambda of: am.contrast_answers(
         of.model, of.text, am.Intervention.zero("all", stack=of.model.output_stack.label), 3
     ),
+    "kv_scores": lambda of: am.kv_scores(of.model, of.texts, first=1, last=3, steps=1, random=1),
     "compare": lambda of: am.compare(of.model, of.model, of.texts, am.head_importance, metric=of.metric),
     "untrained": lambda of: am.untrained(of.model).certificate,
     "trajectory": _trajectory,

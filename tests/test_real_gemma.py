@@ -13,7 +13,7 @@ from eager import Trained
 from torch import Tensor
 
 import attnmech as am
-from attnmech.methods.head_types.retrieval import repeated_sequences
+from attnmech.runs.retrieval import repeated_sequences
 
 TEXTS = ["The keys to the old wooden cabinet in the kitchen are still on the table.", "Anna lost the keys again."]
 HEADS = [(0, 3), (5, 1), (11, 2), (17, 2)]

@@ -81,7 +81,8 @@ class Job:
 
     def finish(self, command: str, model: "HookedModel", result: "PagedResult", shown: Rows, *further: str) -> None:
         """Writes the files of a result, and summarises it."""
-        self.outputs.write(result.by_head(), {".html": result.write_html, ".safetensors": result.save})
+        files = {".html": result.write_html, ".safetensors": result.save, "": getattr(result, "write", result.save)}
+        self.outputs.write(result.by_head(), files)
         self.summary = summary_of(command, model, result, self.outputs, shown, *further)
 
 

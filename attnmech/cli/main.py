@@ -1,4 +1,4 @@
-"""The command line: `attnmech report`, `atlas`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null`, `check`,
+"""The command line: `attnmech report`, `atlas`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null`, `kv`, `check`,
 `mcp`, `serve` and `engine`.
 
 Neither torch nor transformers is imported until a command needs it.
@@ -22,7 +22,7 @@ from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
 from .agents.allowed import Folders, Models
 from .inputs import built_in_paragraph, job_of, numbers_of, with_images
 from .options import CORPUS, ENGINE, DeviceOption, DtypeOption, MetricOption, Options, shares
-from .outputs import ATLAS, FOLLOWS, REPORT, TABLE
+from .outputs import ATLAS, FOLLOWS, KV, REPORT, TABLE
 from .stages import importing, interrupt_in, stages
 from .summaries import (
     atlas_summary,
@@ -31,6 +31,7 @@ from .summaries import (
     effect_rows,
     embed_rows,
     focus_rows,
+    kv_rows,
     null_rows,
     report_summary,
     type_rows,
@@ -358,6 +359,35 @@ def null(
 
         result = null_attention(hooked, texts, sink=sink, delta=delta, metric=metric, **run)
         job.finish("null", hooked, result, null_rows(result))
+
+
+@app.command(
+    epilog=_examples(
+        "attnmech kv --model gpt2 --file corpus.txt --last 128 --out patterns",
+        "attnmech kv --last 8 --context 64 --rows 20",
+    )
+)
+@shares(*CORPUS, "memory", *ENGINE, suffixes=KV)
+def kv(
+    options: Options,
+    first: Annotated[int, typer.Option("--first", help="The number of keys kept at the beginning of a text.")] = 4,
+    last: Annotated[int, typer.Option("--last", help="The number of keys kept up to the row's own.")] = 256,
+    context: Annotated[
+        int | None, typer.Option("--context", help="The length of the texts with needles; by default 4 × kept keys.")
+    ] = None,
+) -> None:
+    """Scores kv heads for caches: which can see the first and the last keys alone, and at which cost.
+
+    A folder also holds the files that DuoAttention, kvpress, Retrieval_Head and SparseMM load. A journal is kept beside
+    the output: if interrupted, run the same command again to resume. Without a file, 64 documents in the demo model's
+    language are used.
+    """
+    with job_of(options, KV, resumable=True) as job:
+        hooked, texts, run = job.swept()
+        from ..methods.kv_scores.result import kv_scores
+
+        result = kv_scores(hooked, texts, first=first, last=last, context=context, **run)
+        job.finish("kv", hooked, result, kv_rows(result))
 
 
 @app.command(

@@ -28,6 +28,7 @@ TABLE: Final = (".csv", ".parquet")
 REPORT: Final = (".html", *TABLE)
 RESULT: Final = (*REPORT, ".safetensors")
 ATLAS: Final = ("", *REPORT)
+KV: Final = ("", *RESULT)
 
 FOLLOWS: Final = "the types of heads and the effects of ablations follow."
 """What a report's first page lacks."""
@@ -39,6 +40,7 @@ FILES: Final = {
     "report": [Path("report.html")],
     "check": [],
     "atlas": [Path("atlas")],
+    "kv": [Path("kv")],
     **{
         command: [Path(f"{command}.csv"), Path(f"{command}.html")]
         for command in ("focus", "drift", "heads", "embed", "ablate", "null")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..methods.focus.attention_focus import AttentionFocus
     from ..methods.head_types.head_types import HeadTypes
     from ..methods.joint_embedding.result import JointEmbedding
+    from ..methods.kv_scores.result import KVScores
     from ..methods.null_attention.result import NullAttention
     from ..methods.scores.decompose_scores import ScoreDecomposition
     from ..model.run.hooked import HookedModel
@@ -155,6 +156,11 @@ def effect_rows(result: "Effects") -> Rows:
 def null_rows(result: "NullAttention") -> Rows:
     """The verdicts on heads that may rest on one token."""
     return rows_of("Heads by their attention to the target", result, "sink_mass", Column("verdict"))
+
+
+def kv_rows(result: "KVScores") -> Rows:
+    """What kv heads need of their cache."""
+    return rows_of("Kv heads by how much they need the whole cache", result, "keep", Column("kv_head"), Column("keep"))
 
 
 def drift_rows(result: "ResidualDrift") -> Rows:

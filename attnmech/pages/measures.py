@@ -20,7 +20,6 @@ from ..errors import ExactnessError, InputError, UnsupportedModelError
 from ..methods.ablation.heads import ablate_heads
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.head_types import RESTING, HeadTypes, HeadTypesReducer, head_types
-from ..methods.head_types.retrieval import TOKENS
 from ..methods.null_attention.result import INTERVENTIONS, NullAttention, null_attention, reading_of
 from ..methods.null_attention.sums import SINKS
 from ..methods.scores.decompose_by_source import SourceDecomposition, decompose_by_source
@@ -30,6 +29,7 @@ from ..model.run.loss import MaskedCopies
 from ..model.stack.stack import Stack
 from ..runs.effects import HeadEffects
 from ..runs.reducer import Reducer
+from ..runs.retrieval import TOKENS
 from ..runs.stream import stream
 from . import limits
 from .tokens import TokenPaths

@@ -21,6 +21,7 @@ from ..methods.groups.result import GroupAttention as GroupAttention
 from ..methods.head_types.head_types import HeadTypes as HeadTypes
 from ..methods.head_types.relations import Relations as Relations
 from ..methods.joint_embedding.result import JointEmbedding as JointEmbedding
+from ..methods.kv_scores.result import KVScores as KVScores
 from ..methods.likeness.odd_heads import OddHeads as OddHeads
 from ..methods.likeness.redundancy import Redundancy as Redundancy
 from ..methods.null_attention.result import NullAttention as NullAttention

@@ -60,7 +60,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
                 "architecture.Gate",
                 "architecture.NormGate",
             ),
-            "PatchGrid",
+            "architecture.PatchGrid",
         )
     },
     "Errors": {

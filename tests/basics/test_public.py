@@ -138,6 +138,7 @@ DIFFER: Final = {
     "centre": "a report also chooses it; an intervention takes fixed means only",
     "interventions": "a sweep gives them names",
     "point": "every edit has its own points",
+    "first": "a number of keys; whether the first token counts, where segments attend",
 }
 """Arguments that have several types besides None, each with the reason."""
 

@@ -72,6 +72,11 @@ METHODS: dict[str, tuple[list[str], Callable[[am.HookedModel], am.results.Result
         lambda model: am.null_attention(model, TEXTS, sink="most_attended", delta=0.02),
         "not attending",
     ),
+    "kv": (
+        ["--first", "1", "--last", "3", "--context", "56"],
+        lambda model: am.kv_scores(model, TEXTS, first=1, last=3, context=56),
+        "As more kv heads stream",
+    ),
 }
 """Of each command with a result: its options, the same in Python, and words of its page."""
 COMMANDS = ["report", *METHODS, "check"]
@@ -223,6 +228,8 @@ def test_files_are_checked_before_any_work(attnmech: Command, tmp_path: Path, co
         suffixes = f".html (page), {suffixes}"
     if command not in ("check", "report"):
         suffixes = suffixes.replace(" or", ",") + " or .safetensors (result for Python)"
+    if command == "kv":
+        suffixes = f"no suffix (folder with a page), {suffixes}"
     first, second = outs = [tmp_path / "a.csv", tmp_path / ("b.csv" if command == "check" else "a.html")]
     said = attnmech(command, *to(first, tmp_path / "a.txt")).said
     assert said == f"error: --out must end in {suffixes}; got {tmp_path / 'a.txt'}."

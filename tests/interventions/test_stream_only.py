@@ -1,47 +1,13 @@
 """Heads that see the first and the last keys alone, against plain transformers with a mask made by hand."""
 
-from typing import Any
-
 import models
 import pytest
 import torch
 from comparing import refuses
+from streaming import FIRST, LAST, by_hand, kept
 from torch import Tensor
 
 import attnmech as am
-
-FIRST, LAST = 1, 3
-
-
-def kept(length: int) -> Tensor:
-    """True where a row keeps a key, in causal attention."""
-    keeps = torch.zeros(length, length, dtype=torch.bool)
-    for row in range(length):
-        for key in range(row + 1):
-            keeps[row, key] = key < FIRST or row - key < LAST
-    return keeps
-
-
-def by_hand(name: str, ids: Tensor) -> Tensor:
-    """The logits of plain transformers in which all heads see those keys alone."""
-    plain = models.in_attention(models.hooked(name).original, "eager")
-    keeps = kept(ids.shape[1])
-    if name == "bloom":  # its position bias is made from the mask, so the pattern itself is changed
-
-        def renormalised(module: Any, args: Any, pattern: Tensor) -> Tensor:
-            return pattern * keeps / (pattern * keeps).sum(dim=-1, keepdim=True)
-
-        for block in plain.transformer.h:
-            block.self_attention.attention_dropout.register_forward_hook(renormalised)
-        mask = torch.ones_like(ids)
-    else:
-        hidden = torch.finfo(torch.float32).min
-        mask: Any = torch.where(keeps, 0.0, hidden).expand(len(ids), 1, -1, -1)
-        if name == "gemma2":
-            inside = torch.ones_like(keeps).triu(1 - plain.config.sliding_window)
-            mask = {"full_attention": mask, "sliding_attention": mask.masked_fill(~inside, hidden)}
-    with torch.no_grad():
-        return plain(ids, attention_mask=mask).logits  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "bloom"])

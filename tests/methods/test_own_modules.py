@@ -24,7 +24,7 @@ def output(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
 @pytest.fixture(scope="module")
 def classifier() -> tuple[nn.Module, am.HookedModel]:
     module = randomised(Classifier())
-    return module, am.load(module, example=IMAGES, labels=am.PatchGrid(1, (6, 8), (2, 2)))
+    return module, am.load(module, example=IMAGES, labels=am.architecture.PatchGrid(1, (6, 8), (2, 2)))
 
 
 def test_ablation_is_the_module_without_the_head() -> None:

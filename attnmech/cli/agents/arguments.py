@@ -47,8 +47,8 @@ class Answer(_Entry):
 
     version: Literal[1] = Field(description="The version of this schema.")
     command: Literal[
-        "report", "atlas", "focus", "drift", "heads", "embed", "ablate", "null", "check", "explain", "patch", "confirm",
-        "search", "predict", "generate", "compare",
+        "report", "atlas", "focus", "drift", "heads", "embed", "ablate", "null", "kv", "check", "explain", "patch",
+        "confirm", "search", "predict", "generate", "compare",
     ] = Field(description="What was asked.")  # fmt: skip
     model: str = Field(description="The model, its sizes and its certificate in one line.")
     certificate: Proof

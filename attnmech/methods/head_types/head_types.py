@@ -35,11 +35,11 @@ from ...runs.ablations import checked_seed
 from ...runs.haystacks import Haystacks
 from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
+from ...runs.retrieval import NeedleRows, Retrieval, repeated_sequences
 from ...runs.stream import stream
 from ...runs.words import texts_by_id
 from .figures import letter_of, types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES
-from .retrieval import HighestKeys, Retrieval, repeated_sequences
 from .sums import AROUND_KEY, HeadTypeSums
 from .type_scores import TRIVIAL_MASS, ByType, TypeScores
 
@@ -125,9 +125,10 @@ def head_types(
     (result,) = stream(model, texts, [reducer], layers=layers, stack=stack, **options)
     if haystacks is None:
         return result
-    highest: Tensor
-    (highest,) = stream(model, iter(haystacks), [HighestKeys(haystacks.rows)], layers=layers, stack=stack)
-    return replace(result, retrieval=Retrieval.of(context, haystacks.produced(model), highest, haystacks.keys))
+    rows: State
+    reducers = [NeedleRows(haystacks.rows, haystacks.keys)]
+    (rows,) = stream(model, iter(haystacks), reducers, layers=layers, stack=stack)
+    return replace(result, retrieval=Retrieval.of(context, haystacks.produced(model), rows["highest"], haystacks.keys))
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def load(
         example: inputs for a module of your own: a tensor, a tuple of positional arguments, or a mapping of keyword
             arguments.
         labels: names of the positions of this module: a list of strings; for two sequences, a mapping with a list for
-            "source" and one for "target"; for images, an `am.PatchGrid`.
+            "source" and one for "target"; for images, an `am.architecture.PatchGrid`.
         processor: converts pictures and recordings, if the folder has no processor (preprocessor_config.json). If it
             also holds a tokenizer (Whisper), that is used too.
         certify: "again" proves a model that was proven before; "full" runs the longer proof of

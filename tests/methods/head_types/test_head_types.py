@@ -18,8 +18,8 @@ from attnmech.draw.embed import View
 from attnmech.draw.text import percent
 from attnmech.methods.head_types.formulas import CONTENT, POSITIONAL, TYPES
 from attnmech.methods.head_types.head_types import top_scores, why_unclaimed
-from attnmech.methods.head_types.retrieval import repeated_sequences
 from attnmech.model.parts.norms import epsilon_of
+from attnmech.runs.retrieval import repeated_sequences
 
 CAUSAL = ["bloom", "llama", "gpt2"]
 

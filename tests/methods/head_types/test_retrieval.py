@@ -14,8 +14,8 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.methods.head_types.retrieval import Retrieval
 from attnmech.runs.haystacks import CUE, NEEDLE, REQUESTED, Haystacks
+from attnmech.runs.retrieval import Retrieval
 
 CONTEXT: Final = 70
 

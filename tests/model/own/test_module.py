@@ -322,7 +322,7 @@ def test_labels_name_positions_and_further_keys_come_after_them() -> None:
     assert torch.equal(batch.mask, ~PADDING)
     with pytest.raises(InputError, match="`labels` must name all 9 positions of the source; got 2"):
         am.load(randomised(WithFurtherKeys()), example=given, labels=["a", "b"])
-    grid = am.PatchGrid(1, (6, 8), (2, 2))
+    grid = am.architecture.PatchGrid(1, (6, 8), (2, 2))
     model = am.load(randomised(Classifier()), example=MODULES["images"][1], labels=grid)
     assert model.encode(MODULES["images"][1]).tokens[0][:3] == ("[CLS]", "0,0", "0,1")
 

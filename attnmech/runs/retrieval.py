@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...errors import InputError
-from ...maths.intervals import LEVEL, TextMeans
-from ...model.attention.observed import RowBlock
-from ...model.run.hooked import HookedModel
-from ...results.by_layer import table_of
-from ...runs.haystacks import COUNT, first_token, ordinary_tokens
-from ...runs.reducer import Reducer, Run, Source, State
+from ..errors import InputError
+from ..maths.intervals import LEVEL, TextMeans
+from ..model.attention.observed import RowBlock
+from ..model.run.hooked import HookedModel
+from ..results.by_layer import table_of
+from .haystacks import COUNT, first_token, ordinary_tokens
+from .reducer import Reducer, Run, State
 
 _SHORTEST, _LONGEST = 14, 60  # of the repeated part; lengths differ, so that copies are at no fixed distance
 
@@ -51,15 +51,17 @@ LEAST_SHARE: Final = 0.1  # a claimed head retrieves at least this share of the 
 
 
 @dataclass(frozen=True)
-class HighestKeys(Reducer):
-    """The key with the highest probability in some rows; −1 if two keys tie."""
+class NeedleRows(Reducer):
+    """The key with the highest probability in some rows, -1 if two keys tie; and the probability of a target."""
 
     rows: range
+    targets: Int[Tensor, "text row"]  # the position of each row's target, by the text's number
 
     def start(self, run: Run) -> State:
         """No keys yet."""
-        shape = run.n_layers, run.n_heads, len(run.batch.ids), len(self.rows)
-        return {"keys": torch.full(shape, -1, device=run.model.device), "documents": run.documents.clone()}
+        shape, device = (run.n_layers, run.n_heads, len(run.batch.ids), len(self.rows)), run.model.device
+        state = {"highest": torch.full(shape, -1, device=device), "on_target": torch.zeros(shape, device=device)}
+        return {**state, "documents": run.documents.clone()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds the rows of a block that are wanted."""
@@ -69,16 +71,22 @@ class HighestKeys(Reducer):
         here, there = (slice(start - rows.start, stop - rows.start) for rows in (block.rows, self.rows))
         clear = block.top.first > block.top.second
         keys = torch.where(clear, block.top.key, -1)[:, :, here]
-        state["keys"][block.index, :, :, there] = keys.transpose(0, 1)
+        state["highest"][block.index, :, :, there] = keys.transpose(0, 1)
+        targets = self.targets[run.documents, there].to(keys.device)[:, None, :, None].expand(*keys.shape, 1)
+        on_target = block.pattern[:, :, here].gather(-1, targets)[..., 0]
+        state["on_target"][block.index, :, :, there] = on_target.transpose(0, 1)
 
     def merge(self, one: State, other: State) -> State:
-        """The keys of both, in the order of the texts."""
-        documents, order = torch.cat((one["documents"], other["documents"])).sort()
-        return {"keys": torch.cat((one["keys"], other["keys"]), dim=2)[:, :, order], "documents": documents}
+        """The rows of both, in the order of the texts."""
+        return in_order(one, other, axis=2)
 
-    def finish(self, state: State, source: Source) -> Tensor:
-        """The keys alone."""
-        return state["keys"]
+
+def in_order(one: State, other: State, *, axis: int) -> State:
+    """The tensors of both states joined along their axis of texts, in the order of the texts' numbers, `documents`."""
+    documents, order = torch.cat((one["documents"], other["documents"])).sort()
+    joined = {name: torch.cat((one[name], other[name]), dim=axis) for name in one if name != "documents"}
+    ordered = {name: value.index_select(axis, order.to(value.device)) for name, value in joined.items()}
+    return {**ordered, "documents": documents}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Scores of kv heads: what they need of their cache."""
