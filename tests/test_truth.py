@@ -119,6 +119,15 @@ def test_exact_effects_are_those_of_edges_that_carry_tokens(name: str) -> None:
     assert set(zip(named.sender, named.receiver, strict=True)) == true
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_only_edges_of_the_program_are_stable(name: str) -> None:
+    model, program, judge = case(name)
+    options = {"metric": judge.restored, "nodes": "heads+mlps", "edges": True, "method": "integrated"}
+    true = {(edge["writer"], edge["reader"]) for edge in program.edges if edge["varies"]}
+    stability = am.attribute(model, judge.clean, judge.corrupted, **options).stability(3 * len(true), draws=10)
+    assert stability.pairs == 24 and set() < set(stability.circuit.edges) <= true
+
+
 @pytest.mark.parametrize(("name", "through"), [("induction", "k"), ("two_back", "v")])
 def test_path_patching_finds_the_input_of_a_head(name: str, through: str) -> None:
     model, _, judge = case(name)

@@ -8,6 +8,7 @@ from ..methods.answers.contrast_answers import AnswerContrast as AnswerContrast
 from ..methods.attribution.estimates import Confirmation as Confirmation
 from ..methods.attribution.estimates import EdgeAttribution as EdgeAttribution
 from ..methods.attribution.result import Attribution as Attribution
+from ..methods.attribution.stability import Stability as Stability
 from ..methods.claims.result import HeadClaim as HeadClaim
 from ..methods.claims.set_effects import Discovery as Discovery
 from ..methods.compare.result import Comparison as Comparison

@@ -107,16 +107,26 @@ class Graph:
         shared = self.n_heads // self.n_kv_heads
         return tuple(f"{layer}H{head}" for head in range(int(number) * shared, (int(number) + 1) * shared))
 
-    def greedy(self, edges: Sequence[tuple[str, str]], sizes: Sequence[float], count: int) -> list[int]:
+    @cached_property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """(sender, receiver) of each edge, such as ("L0H3", "L2H1 k")."""
+        return tuple((self.senders[sender], self.receivers[receiver]) for sender, receiver in self.edges.tolist())
+
+    @cached_property
+    def _into(self) -> dict[str, list[int]]:
+        """The places of the edges into the inputs of each node, and into the logits."""
+        into: dict[str, list[int]] = {}
+        for place, (_, receiver) in enumerate(self.names):
+            for node in self.nodes_of(receiver) or (LOGITS,):
+                into.setdefault(node, []).append(place)
+        return into
+
+    def greedy(self, values: Sequence[float], count: int) -> list[int]:
         """The places of `count` edges, chosen one by one: the largest whose receiver is the logits, or belongs to a
         node from which an edge was chosen before.
 
         So every node chosen has a path to the logits. Fewer if no further edge can be connected.
         """
-        waiting: dict[str, list[int]] = {}
-        for place, (_, receiver) in enumerate(edges):
-            for node in self.nodes_of(receiver) or (LOGITS,):
-                waiting.setdefault(node, []).append(place)
         heap: list[tuple[float, int]] = []
         chosen: list[int] = []
         taken: set[int] = set()
@@ -125,8 +135,8 @@ class Graph:
         def reach(node: str) -> None:
             if node not in reached:
                 reached.add(node)
-                for place in waiting.get(node, ()):
-                    heappush(heap, (-abs(sizes[place]), place))
+                for place in self._into.get(node, ()):
+                    heappush(heap, (-abs(values[place]), place))
 
         reach(LOGITS)
         while heap and len(chosen) < count:
@@ -134,5 +144,5 @@ class Graph:
             if place not in taken:
                 taken.add(place)
                 chosen.append(place)
-                reach(edges[place][0])
+                reach(self.names[place][0])
         return chosen

@@ -28,9 +28,11 @@ from ...results.graph import Graph, head_of
 from ...results.quantity import Places
 from ...results.sentences import no_interval, unit_of
 from ...results.table import require_no_head, require_one_figure
+from ...runs.ablations import checked_seed
 from ...runs.effects import Changes
 from .figures import confirmed, edge_graph
 from .formulas import METHODS, count_interval
+from .stability import Stability, frequency_and_overlap
 
 
 @public
@@ -217,18 +219,75 @@ class Estimates(Changes):
         Args:
             size: a number of nodes or edges (an int), or a share of all (a float up to 1).
         """
+        return self._circuits([self._checked_size(size)])[0]
+
+    def stability(self, size: int | float, *, draws: int = 100, threshold: float = 0.9, seed: int = 0) -> Stability:
+        """Chooses the circuit of `size` again on random halves of the pairs, and says which nodes (or edges) stay.
+
+        Each draw splits the pairs into two halves, and the circuit is chosen on both, as `circuit` does. No model runs.
+        Frequency alone would also call noise stable if it is larger at some nodes than at others, so a stable node (or
+        edge) has a clear sign too.
+
+        >>> import attnmech as am
+        >>> words = ["boat", "shell", "lamp", "letter", "rope", "map", "stone", "key", "net", "drum", "bell"]
+        >>> prompts = [f"The {word}s to the chest" for word in words], [f"The {word} to the chest" for word in words]
+        >>> attribution = am.attribute(am.load(), *prompts, answers=[" are"] * 11, against=[" is"] * 11)
+        >>> stability = attribution.stability(3)
+        >>> stability.circuit, round(stability.jaccard, 1)
+        (Circuit of 2 nodes: L2H3, L3H3, 0.6)
+
+        Args:
+            size: as in `circuit`.
+            draws: the number of splits into two halves.
+            threshold: the least share of the halves that choose a stable node (or edge).
+            seed: the seed of the splits.
+
+        Returns:
+            The frequency of each node (or edge), the stable ones as a circuit, and the Jaccard index of the circuits of
+            two halves with its interval over pairs.
+
+        Raises:
+            InputError: for fewer than five different pairs.
+
+        Source: Meinshausen & Bühlmann 2010; Shah & Samworth 2013 (complementary pairs).
+        """
+        size, draws = self._checked_size(size), whole_number("draws", draws, least=1)
+        threshold = finite_number("threshold", threshold, above=0.5, below=1.0)
+        index, means = self._places.index, self._main.means
+        rows, clear = TextMeans(means.above[index], means.below[index]), self.clear[index]
+        frequency, jaccard, ends = frequency_and_overlap(
+            rows, lambda values: self._chosen(values, size), draws, checked_seed(seed)
+        )
+        circuit = self._circuit_of(((frequency >= threshold) & clear).nonzero()[:, 0].tolist())
+        names = tuple(self._name_of(place) for place in torch.stack(index, dim=1).tolist())
+        pairs = rows.above.shape[1]
+        return Stability(
+            names, self.effect[index], frequency, clear, size, threshold, pairs, jaccard, ends, circuit
+        )  # fmt: skip
+
+    def _checked_size(self, size: int | float) -> int:
+        """The number of nodes or edges in a circuit."""
         if isinstance(size, float) and size <= 1:
-            return self._circuits([self._number(finite_number("size", size, above=0.0))])[0]
+            return self._number(finite_number("size", size, above=0.0))
         count, things = len(self._places.index[0]), f"the number of {self._things}"
-        return self._circuits([whole_number("size", size, least=1, most=count, most_is=things)])[0]
+        return whole_number("size", size, least=1, most=count, most_is=things)
 
     def _number(self, share: float) -> int:
         """The number of nodes or edges in a share of all."""
         return max(1, int(share * len(self._places.index[0])))
 
-    @abstractmethod
     def _circuits(self, sizes: Sequence[int]) -> list[Circuit]:
-        """The circuits of some sizes."""
+        """The circuits of some sizes: each begins with the nodes or edges of the smaller ones."""
+        order = self._chosen(self.effect[self._places.index], max(sizes))
+        return [self._circuit_of(order[:size]) for size in sizes]
+
+    @abstractmethod
+    def _chosen(self, values: Float[Tensor, " row"], size: int) -> list[int]:
+        """The rows of the table that a circuit of a size takes, in order, for some estimates."""
+
+    @abstractmethod
+    def _circuit_of(self, rows: Sequence[int]) -> Circuit:
+        """The circuit of some rows of the table."""
 
     @property
     def confirmation(self) -> Confirmation | None:
@@ -319,27 +378,29 @@ class EdgeAttribution(Estimates):
         """The places of sender and receiver among `graph.senders` and `graph.receivers`."""
         return self.graph.edges
 
-    @property
-    def _names(self) -> list[tuple[str, str]]:
-        """(sender, receiver) of each edge, such as ("L0H3", "L2H1 k")."""
-        senders, receivers = self.graph.senders, self.graph.receivers
-        return [(senders[sender], receivers[receiver]) for sender, receiver in self.edges.tolist()]
-
-    def circuits(self) -> list[Circuit]:
+    def circuits(self, by: str = "greedy") -> list[Circuit]:
         """The circuits of 0.1 %, 0.2 %, 0.5 %, 1 %, 2 %, 5 %, 10 %, 20 %, 50 % and 100 % of the edges, for
         `am.faithfulness`; sizes that hold the same edges appear once.
-        """
-        return self._circuits(list(dict.fromkeys(map(self._number, SHARES))))
 
-    def _circuits(self, sizes: Sequence[int]) -> list[Circuit]:
-        """The greedy circuits of some sizes: each begins with the edges of the smaller ones."""
-        names = self._names
-        order = self.graph.greedy(names, self.effect.tolist(), max(sizes))
-        return [Circuit(edges=tuple(names[place] for place in order[:size])) for size in sizes]
+        Args:
+            by: "greedy", connected to the logits as `circuit` chooses them; or MIB's choices, the largest estimates
+                wherever their edges are: "score", signed, for its CPR, or "size", of either sign, for its CMD.
+        """
+        sizes = list(dict.fromkeys(map(self._number, SHARES)))
+        if option("by", by, ("greedy", "score", "size")) == "greedy":
+            return self._circuits(sizes)
+        values = self.effect if by == "score" else self.effect.abs()
+        order: list[int] = values.argsort(descending=True, stable=True).tolist()
+        return [self._circuit_of(order[:size]) for size in sizes]
+
+    def _chosen(self, values: Float[Tensor, " row"], size: int) -> list[int]:
+        return self.graph.greedy(values.tolist(), size)
+
+    def _circuit_of(self, rows: Sequence[int]) -> Circuit:
+        return Circuit(edges=tuple(self.graph.names[row] for row in rows))
 
     def _ends_of(self, index: Int[Tensor, "axis place"]) -> Mapping[str, Sequence[Any]]:
-        names = self._names
-        senders, receivers = zip(*(names[place] for place in index[0].tolist()), strict=True)
+        senders, receivers = zip(*(self.graph.names[place] for place in index[0].tolist()), strict=True)
         return {"sender": senders, "receiver": receivers}
 
     def by_node(self, end: str = "sender") -> pd.DataFrame:
@@ -389,8 +450,7 @@ class EdgeAttribution(Estimates):
         return "edges"
 
     def _name_of(self, place: Sequence[int]) -> str:
-        sender, receiver = self.edges[place[0]].tolist()
-        return edge_name(self.graph.senders[sender], self.graph.receivers[receiver])
+        return edge_name(*self.graph.names[place[0]])
 
     @property
     def _table(self) -> pd.DataFrame:

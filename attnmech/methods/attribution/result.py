@@ -75,10 +75,12 @@ class Attribution(Estimates):
     def _n_heads(self) -> int:
         return self.per_pair.shape[1] - (self.nodes == "heads+mlps")
 
-    def _circuits(self, sizes: Sequence[int]) -> list[Circuit]:
-        places = (~self.effect.isnan()).nonzero().tolist()
-        names = [self._name_of(places[place]) for place in by_size(self.effect[~self.effect.isnan()])]
-        return [Circuit(nodes=tuple(names[:size])) for size in sizes]
+    def _chosen(self, values: Float[Tensor, " row"], size: int) -> list[int]:
+        return by_size(values)[:size]
+
+    def _circuit_of(self, rows: Sequence[int]) -> Circuit:
+        places = torch.stack(self._places.index, dim=1).tolist()
+        return Circuit(nodes=tuple(self._name_of(places[row]) for row in rows))
 
     def _ends_of(self, index: Int[Tensor, "axis place"]) -> Mapping[str, Sequence[Any]]:
         layers, nodes = index.tolist()

@@ -213,7 +213,7 @@ def faithfulness(
 
     Args:
         model: a model with one stack, in which nodes add what they write to one stream.
-        circuits: a circuit, or several, such as `attribution.circuits()`.
+        circuits: a circuit, or several, such as `attribution.circuits()`; other prompts may have chosen them.
         clean: prompts, or token ids.
         corrupted: the same number of prompts, each with the same number of tokens as its clean partner; for
             outside="mean", the prompts of the mean, by default `clean`.

@@ -126,7 +126,7 @@ def test_estimates_and_exact_effects_equal_those_of_hooks_on_the_raw_model(
     monkeypatch.setattr(nn.functional, "softmax", lambda x, dim=-1, dtype=None: x.softmax(dim=dim))
     estimated, exact = (changes_by_hand(plain, clean, corrupted, first_order=order) for order in (True, False))
     assert edges.exact is not None
-    for place, (sender, receiver) in enumerate(edges._names):
+    for place, (sender, receiver) in enumerate(edges.graph.names):
         share = torch.zeros((), dtype=torch.float64, requires_grad=True)
         with reading(plain, family, receiver, share * estimated[sender]):
             # The texts do not depend on each other; each needs its own gradient.
@@ -162,7 +162,7 @@ def test_edges_add_up_to_nodes(family: str, method: str) -> None:
     torch.testing.assert_close(torch.tensor(by_node["effect"]), sums.mean(dim=-1), rtol=1e-9, atol=1e-12)
     received = dict(edges.by_node("receiver")[["receiver", "effect"]].itertuples(index=False))
     for name in ("L1H1 q", "logits"):
-        parts = [value for (_, to), value in zip(edges._names, edges.effect.tolist(), strict=True) if to == name]
+        parts = [value for (_, to), value in zip(edges.graph.names, edges.effect.tolist(), strict=True) if to == name]
         assert received[name] == pytest.approx(sum(parts), rel=1e-9, abs=1e-12)
     heads = edges.by_head()
     torch.testing.assert_close(
@@ -198,7 +198,7 @@ def test_the_edges_of_a_planted_chain_are_found(method: str) -> None:
 def test_greedy_circuits_are_connected_to_the_logits() -> None:
     hooked, (clean, corrupted) = models.hooked("llama"), pair("llama")
     edges = edge_estimates(hooked, clean, corrupted, **JUDGED)
-    effect = dict(zip(edges._names, edges.effect.abs().tolist(), strict=True))
+    effect = dict(zip(edges.graph.names, edges.effect.abs().tolist(), strict=True))
     circuit = edges.circuit(9)
     assert circuit.edges is not None and len(circuit) == 9
     reached: set[str] = set()
@@ -212,7 +212,7 @@ def test_greedy_circuits_are_connected_to_the_logits() -> None:
         chosen.append(max(open_edges, key=effect.__getitem__))
         reached.add(chosen[-1][0])
     assert set(circuit.edges) == set(chosen)
-    assert edges.circuit(1.0) == am.Circuit(edges=tuple(edges._names))
+    assert edges.circuit(1.0) == am.Circuit(edges=tuple(edges.graph.names))
     assert [len(some) for some in edges.circuits()] == [1, 2, 6, 12, 25, 63, 126]
 
 
@@ -257,8 +257,8 @@ def test_hooks_are_refused_and_sizes_checked(monkeypatch: pytest.MonkeyPatch) ->
         edge_estimates(hooked, clean, corrupted, **JUDGED)
     edges = edge_estimates(hooked, clean, corrupted, **JUDGED)
     heads = edge_estimates(hooked, clean, corrupted, nodes="heads", **JUDGED)
-    effects, of_heads = (dict(zip(each._names, each.effect.tolist(), strict=True)) for each in (edges, heads))
-    among = [name for name in edges._names if not any("MLP" in end for end in name)]
+    effects, of_heads = (dict(zip(each.graph.names, each.effect.tolist(), strict=True)) for each in (edges, heads))
+    among = [name for name in edges.graph.names if not any("MLP" in end for end in name)]
     assert of_heads == pytest.approx({name: effects[name] for name in among}, rel=1e-4, abs=1e-5)
     for size, message in ((0, "1 to 370"), (371, "1 to 370"), (-0.5, "above 0")):
         with pytest.raises(InputError, match=message):
@@ -278,7 +278,9 @@ def test_exact_effects_of_edges_between_heads_are_those_of_transformer_lens() ->
     ours = edge_estimates(model, clean, corrupted, confirm=200, controls=0, answers=[answer], against=[against])
     assert ours.exact is not None
     exact = {
-        edge: effect for edge, effect in zip(ours._names, ours.exact[:, 0].tolist(), strict=True) if effect == effect
+        edge: effect
+        for edge, effect in zip(ours.graph.names, ours.exact[:, 0].tolist(), strict=True)
+        if effect == effect
     }
     with torch.no_grad():
         before = difference(model.bridge(corrupted))

@@ -177,6 +177,40 @@ def test_what_a_result_says_and_draws() -> None:
     refuses("subtract their `faithfulness`", lambda: found - found)
 
 
+def pruned(edges: set[tuple[str, str]]) -> Circuit:
+    """MIB's rule: only edges from nodes that something enters, to nodes that something leaves, until all are."""
+    while True:
+        entered = {"embedding", *(receiver.removesuffix(f" {receiver[-1]}") for _, receiver in edges)}
+        left = {"logits", *(sender for sender, _ in edges)}
+        kept = {edge for edge in edges if edge[0] in entered and edge[1].removesuffix(f" {edge[1][-1]}") in left}
+        if kept == edges:
+            return Circuit(edges=tuple(edges))
+        edges = kept
+
+
+def test_circuits_are_those_of_mib() -> None:
+    """The n largest scores; pruning them changes nothing, and areas over nominal shares are nearly the same."""
+    hooked, (clean, corrupted) = models.hooked("gpt2"), pair("gpt2")
+    edges = am.attribute(hooked, clean, corrupted, edges=True, nodes="heads+mlps", **JUDGED)
+    assert isinstance(edges, EdgeAttribution)
+    scores = dict(zip(edges.graph.names, edges.effect.tolist(), strict=True))
+    shares = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+    mib: dict[str, list[Circuit]] = {}
+    for by, value in (("size", lambda edge: abs(scores[edge])), ("score", scores.__getitem__)):
+        order = sorted(scores, key=value, reverse=True)
+        mib[by] = [Circuit(edges=tuple(order[: int(share * len(scores))])) for share in shares]
+        assert edges.circuits(by=by) == [Circuit(edges=(order[0],)), *mib[by][3:]]
+    of_mib = [*mib["score"], *(pruned(set(circuit.edges or ())) for circuit in mib["score"])]
+    assert any(len(one) < len(other) for one, other in zip(of_mib[10:], of_mib, strict=False))
+    of_mib += edges.circuits(by="score")
+    measured = am.faithfulness(hooked, of_mib, clean, corrupted, **JUDGED)
+    kept, without_dead_ends, ours = measured.faithfulness.split([10, 10, 8])
+    torch.testing.assert_close(kept, without_dead_ends, rtol=0, atol=1e-5)
+    assert torch.trapezoid(ours, torch.tensor(measured.shares[20:])) == pytest.approx(
+        np.trapezoid(kept, shares), abs=0.01
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
