@@ -193,12 +193,12 @@ FRAMES: Final = """() => {
 
 @contextmanager
 def opened(libraries: Path | None, probe: str = "") -> Iterator[Any]:
-    """A page in a separate browser, in which every request fails except those for local files."""
+    """A page in a separate browser, in which every request fails except those for local files and to this machine."""
     from playwright.sync_api import sync_playwright
 
     def answer(route: Any) -> None:
         url = route.request.url
-        if url.startswith("file:"):
+        if url.startswith(("file:", "http://127.0.0.1:")):
             route.continue_()
         elif libraries is not None and (file := libraries / url.rsplit("/", 1)[-1]).exists():
             route.fulfill(body=file.read_bytes(), content_type="text/javascript")

@@ -1,4 +1,4 @@
-"""A view, a result and a report in JupyterLab and Notebook: live, after a reload, and where they are not trusted."""
+"""A view, a result and pages in JupyterLab and Notebook: live, after a reload, and where they are not trusted."""
 
 import os
 import re
@@ -20,7 +20,10 @@ CELLS = (
     "model.run(text, points=['pattern']).show('pattern', layer=2, head=6, view='sentence')",
     "am.attention_focus(model, text)",
     "am.report(model, text)",
+    "view = am.explore(model, 'The keys to the old box'); view.edit = [(2, 6, 'zero')]; view",
 )
+REPORT = "iframe[title='attnmech report']"
+LIVE = "iframe[title='attnmech explorer']"
 
 
 @pytest.fixture(
@@ -73,8 +76,10 @@ def test_what_a_cell_returns_is_shown(server: str, browser: Any, tmp_path: Path)
     browser.click("text=Run >> nth=0")
     browser.click("text=Run All Cells")
     assert_shown(browser)
-    browser.frame_locator("iframe").locator(".heads-cell >> nth=9").click()
-    assert browser.frame_locator("iframe").locator("#head-name").inner_text() == "L1H1"
+    browser.frame_locator(REPORT).locator(".heads-cell >> nth=9").click()
+    assert browser.frame_locator(REPORT).locator("#head-name").inner_text() == "L1H1"
+    answer = browser.frame_locator(LIVE).locator("#edit-result .finding >> nth=0")
+    assert answer.inner_text(timeout=60_000).startswith("If z of L2H6 becomes 0, the model writes")
 
     browser.keyboard.press("Escape")
     browser.click(".jp-Notebook .jp-Cell >> nth=0")
@@ -88,7 +93,7 @@ def test_what_a_cell_returns_is_shown(server: str, browser: Any, tmp_path: Path)
     nbformat.write(copied, tmp_path / "notebooks" / "copied.ipynb")
     browser.goto(f"{server}/copied.ipynb?reset")
     browser.wait_for_selector(f"text={UNTRUSTED}", timeout=60_000)
-    assert browser.locator("iframe").count() == 0
+    assert browser.locator(REPORT).count() == 0
     outputs = " ".join(browser.locator(".jp-OutputArea-output").all_inner_texts())
     assert "This view needs JavaScript; in a notebook, run its cell." in outputs
     assert "the highest score of a row falls on" in outputs
@@ -104,7 +109,7 @@ def whole(path: Path) -> Any:
 
 def assert_shown(browser: Any) -> None:
     """The view has lines, the result a drawn figure, and the report a page that is ready."""
-    browser.wait_for_selector("iframe[title='attnmech report']", timeout=120_000)
-    browser.frame_locator("iframe").locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
+    browser.wait_for_selector(REPORT, timeout=120_000)
+    browser.frame_locator(REPORT).locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
     browser.wait_for_selector(".attnmech-sentence .attnmech-finding:not(:empty)", state="attached")
     browser.wait_for_selector(".main-svg", state="attached")

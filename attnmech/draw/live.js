@@ -73,7 +73,8 @@ async function save() {
   }
 }
 
-const messageOf = (error) => (error instanceof TypeError ? "The server does not answer." : error.message);
+const capitalised = (message) => `${message.charAt(0).toUpperCase()}${message.slice(1)}`;
+const messageOf = (error) => (error instanceof TypeError ? "The server does not answer." : capitalised(error.message));
 
 /** Follows what is still being measured, and shows the whole page when it is there. */
 function follow() {

@@ -4,7 +4,11 @@ function render({ model, el }) {
   const frame = document.createElement("iframe");
   frame.title = "attnmech explorer";
   frame.style.cssText = "width:100%;height:85vh;border:0";
-  const show = () => (frame.srcdoc = model.get("_page"));
+  let fresh = true; // a new page shows what Python has chosen, if it has
+  const show = () => {
+    fresh = true;
+    frame.srcdoc = model.get("_page");
+  };
   const toPage = (message) => frame.contentWindow?.postMessage(message, "*");
   const traits = ["selected", "query", "edit"];
   const choose = () => toPage({ attnmech: "choose", ...Object.fromEntries(traits.map((name) => [name, model.get(name)])) });
@@ -14,9 +18,12 @@ function render({ model, el }) {
     if (source !== frame.contentWindow) return;
     if (data?.attnmech === "ask") model.send({ number: data.number, kind: data.kind, body: data.body });
     if (data?.attnmech === "state") {
-      for (const name of traits) model.set(name, data[name]);
+      const chosen = (value) => fresh && value !== null && value.length !== 0;
+      for (const name of traits) if (!chosen(model.get(name))) model.set(name, data[name]);
       model.set("_address", data.address);
       model.save_changes();
+      if (fresh) choose();
+      fresh = false;
     }
   }
 

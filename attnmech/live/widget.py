@@ -54,6 +54,7 @@ class Explorer(anywidget.AnyWidget):
     @traitlets.validate("text")
     def _read(self, proposal: Any) -> str:
         self._page = self._session.page(proposal["value"], "notebook", self._start)
+        self.query = None
         return str(proposal["value"])
 
     @traitlets.validate("edit")
