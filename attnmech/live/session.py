@@ -44,9 +44,9 @@ class Session:
         """Measures types and ablations, if they were not."""
         _, whole = self._report(text, step)
         if not whole:
-            stages = _Stages(step)
+            stages, types = _Stages(step), {} if self.model.edited else self._types  # an edit may change the types
             with watched(stages.watch):
-                *_, report = reports(self.model, [text], step=stages, types=self._types)
+                *_, report = reports(self.model, [text], step=stages, types=types)
             self._read[text] = report, True
 
     def compare(self, text: Any, edits: Edits, step: Step = _no_step) -> dict[str, Any]:
