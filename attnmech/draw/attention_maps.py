@@ -144,15 +144,15 @@ def attention_chart(
         )
         slots += [Slot(f"{at}.x", top, where=marks, equals=code), Slot(f"{at}.y", queries, where=marks, equals=code)]
     frame, follow = row_frame(len(tokens))
-    figure.update_layout(
-        template=FIGURE_STYLE,
-        height=height_of_rows(len(tokens)) + 245,
-        legend={"title": {"text": "highest score of a row (unmarked if only one key is visible)"}},
-        xaxis=token_axis(key_labels, nouns.key_token) | {"showgrid": False, "tickangle": -90},
-        yaxis=token_axis(labels, nouns.query_token, downwards=True) | {"showgrid": False},
-        margin={"t": 125},
-        shapes=[frame] if framed else [],
-    )
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "height": height_of_rows(len(tokens)) + 245,
+        "legend": {"title": {"text": "highest score of a row (unmarked if only one key is visible)"}},
+        "xaxis": token_axis(key_labels, nouns.key_token) | {"showgrid": False, "tickangle": -90},
+        "yaxis": token_axis(labels, nouns.query_token, downwards=True) | {"showgrid": False},
+        "margin": {"t": 125},
+        "shapes": [frame] if framed else [],
+    }
     return Chart(figure, (*slots, *(follow if framed else ())), clicks={"query": "y"})
 
 

@@ -28,17 +28,26 @@
     return new Uint8Array(await new Response(stream).arrayBuffer());
   }
 
-  /** The element that carries a script; while the document loads, it may hold only the beginning. */
+  /** The element that carries a script, or links to it; while the document loads, it may hold only the beginning. */
   function carrierOf(name) {
-    const carrier = document.querySelector(`script[data-attnmech="${name}"]`);
+    const carrier = document.querySelector(`[data-attnmech="${name}"]`);
     return carrier && (carrier.nextSibling || document.readyState !== "loading") ? carrier : null;
   }
 
   async function run(name, late) {
     const carrier = await waitFor(() => carrierOf(name), late);
     const script = document.createElement("script");
-    script.textContent = new TextDecoder().decode(await unzip(carrier.textContent));
-    document.head.append(script);
+    if (!carrier.href) {
+      script.textContent = new TextDecoder().decode(await unzip(carrier.textContent));
+      document.head.append(script);
+      return;
+    }
+    Object.assign(script, { src: carrier.href, integrity: carrier.integrity });
+    await new Promise((resolve, reject) => {
+      script.addEventListener("load", resolve);
+      script.addEventListener("error", () => reject(new Error("the server does not answer")));
+      document.head.append(script);
+    });
   }
 
   /** Resolves once the script of this name has run; it runs once, whoever asks. */

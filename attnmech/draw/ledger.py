@@ -176,7 +176,8 @@ def ledger_chart(
             Slot(f"data.{place}.customdata", in_words, where=rows),
         ]
     slots.append(Slot(f"data.{len(drawn)}.text", written, where=rows))
-    figure.update_layout(_LAYOUT).update_yaxes(title_text=nouns.key_token)
+    figure.layout = _LAYOUT
+    figure.update_yaxes(title_text=nouns.key_token)
     return Chart(figure, (*slots, *_slots_of_layout(labels, scores, probability, rows, queries, references)))
 
 

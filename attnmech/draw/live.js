@@ -76,6 +76,13 @@ async function save() {
 const capitalised = (message) => `${message.charAt(0).toUpperCase()}${message.slice(1)}`;
 const messageOf = (error) => (error instanceof TypeError ? "The server does not answer." : capitalised(error.message));
 
+/** Calls once the first screen is drawn: what is measured in the background takes the browser's cores. */
+function whenDrawn(then) {
+  const { ready } = document.documentElement.dataset;
+  if (ready) then();
+  else addEventListener("attnmech-ready", then, { once: true });
+}
+
 /** Follows what is still being measured, and shows the whole page when it is there. */
 function follow() {
   const awaited = place("awaited");
@@ -282,7 +289,7 @@ if (live.through) {
     if (data?.attnmech === "answer") waiting.get(data.number)?.(data.content);
     if (data?.attnmech === "choose") obey(data);
   });
-  follow();
+  whenDrawn(follow);
 } else if (live.edit.sentences) {
   showHeads(editOf(hash()));
   showResult(/** @type {LiveBlock} */ (live.edit));

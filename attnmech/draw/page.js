@@ -84,4 +84,5 @@ if (page.scripts.plotly) await attnmech.script(page.scripts.plotly);
 for (const id of Object.keys(page.others)) await begin(id); // CircuitsVis draws asynchronously, too late for printing
 for (const id of onScreen) await (id in page.figures ? draw(id) : begin(id));
 document.documentElement.dataset.ready = "yes";
+dispatchEvent(new Event("attnmech-ready"));
 drawAhead();

@@ -55,6 +55,8 @@ class Live:
     """What a saved page shows of an edit (attnmech/live/edits.py)."""
     start: str = ""
     """The choices with which a saved page opens, as in an address."""
+    linked: dict[str, scripts.Script] = field(default_factory=dict)
+    """The scripts that the page fetches from its server, by name; filled in as the page is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,11 @@ def _document(
     boot = "\n".join(filter(None, (scripts.boot(), starts, before, scripts.package_text("theme.js"))))
     through = "" if live is None else live.through
     renewal = "" if through else scripts.package_text("renewal.js")
+    if live is not None and through == "server":
+        live.linked.update((script.name, script) for script in carried)
+        carriers = "".join(script.link for script in carried)
+    else:
+        carriers = scripts.carriers(carried)
     crosses = any(shown.view is not None and shown.view.crosses for shown in pages)
     marks = marks_for(TEXT) | (marks_for(TEXT, crosses=True) if crosses else {})
     colours = "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items())
@@ -165,9 +172,9 @@ def _document(
             ),
             awaited=awaited,
             live=live,
-            live_data=Markup("") if live is None else Markup(json_for_script(vars(live))),
+            live_data=Markup("") if live is None else Markup(json_for_script(vars(live) | {"linked": []})),
             style=Markup(f"{scripts.package_text('page.css')}:root{{{colours}}}"),
-            carriers=Markup(scripts.carriers(carried)),
+            carriers=Markup(carriers),
             renewal=Markup(renewal),
             boot=Markup(boot),
             script=Markup(page),

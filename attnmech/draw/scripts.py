@@ -1,7 +1,8 @@
 """The scripts in a page or a notebook: each is stored once, compressed, under a name that depends on its text.
 
-A carrier is an element that no browser runs; boot.js finds a carrier by its name, unpacks its script and runs it. The
-content security policy of a page has the hash of the unpacked text, so nothing else can run.
+A carrier is an element that no browser runs; boot.js finds a carrier by its name, unpacks its script and runs it. A
+page that a server answers has links to the scripts instead: the browser keeps them, compiled, from text to text.
+The content security policy of a page has the hash of the text, so nothing else can run.
 """
 
 from base64 import b64encode
@@ -54,6 +55,12 @@ class Script:
         """The HTML element that carries the script."""
         packed = b64encode(compress(self.text.encode(), compresslevel=9, mtime=0)).decode("ascii")
         return f'<script type="text/plain" data-attnmech="{self.name}">{packed}</script>'
+
+    @property
+    def link(self) -> str:
+        """The HTML element that has the browser fetch the script from the page's server."""
+        source = f'href="scripts/{self.name}" integrity="{_digest(self.text)}"'
+        return f'<link rel="preload" as="script" data-attnmech="{self.name}" {source}>'
 
 
 CARTESIAN = frozenset(("bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image"))
@@ -133,7 +140,7 @@ def content_policy(*scripts: str, reads_files: bool = False, reads_itself: bool 
     With `reads_files`, scripts that these load run too; with `reads_itself`, the page may open its own file in a frame;
     with `asks`, it may ask the server that it came from.
     """
-    hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
+    hashes = " ".join(f"'{_digest(script)}'" for script in scripts)
     loaded = " 'strict-dynamic'" if reads_files else ""
     framed = "frame-src 'self' file:; " if reads_itself else ""
     asked = "connect-src 'self'; form-action 'self'" if asks else "form-action 'none'"
@@ -141,6 +148,10 @@ def content_policy(*scripts: str, reads_files: bool = False, reads_itself: bool 
         f"default-src 'none'; script-src {hashes}{loaded}; style-src 'unsafe-inline'; img-src data: blob:; "
         f"{framed}base-uri 'none'; {asked}"
     )
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
 def carriers(scripts: Iterable[Script]) -> str:

@@ -29,6 +29,8 @@ MOST_BYTES: Final = 100_000
 """The largest question."""
 _ALIVE: Final = 2.0
 """The seconds after which a stream of events shows that it is alive, and learns whether its reader is."""
+_KEPT: Final = "private, max-age=86400, immutable"
+"""What the browser may do with a script, whose name has its hash."""
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -45,7 +47,13 @@ class _Pages:
         self._measuring = set[asyncio.Task[None]]()
 
     def routes(self) -> list[Route]:
-        answered = {"": self._page, "events": self._events, "edit": self._edit, "save": self._save}
+        answered = {
+            "": self._page,
+            "events": self._events,
+            "edit": self._edit,
+            "save": self._save,
+            "scripts/{name}": self._script,
+        }
         return [
             Route(f"/{{token}}/{name}", self._guarded(handler), methods=["POST" if name in _ASKED else "GET"])
             for name, handler in answered.items()
@@ -66,7 +74,8 @@ class _Pages:
                 return _refusal(400, str(error))
             except (Stopped, ClientDisconnect):
                 return Response(status_code=204)
-            response.headers.update(_HEADERS)
+            for name, value in _HEADERS.items():
+                response.headers.setdefault(name, value)
             return response
 
         return checked
@@ -75,6 +84,12 @@ class _Pages:
         text = self._text_of(request)
         page = await self._work.answer(request, lambda step: self._session.page(text, "server", step=step))
         return HTMLResponse(page)
+
+    async def _script(self, request: Request) -> Response:
+        script = self._session.script(request.path_params["name"])
+        if script is None:
+            return _refusal(404, "there is no such script; load the page again.")
+        return Response(script, media_type="text/javascript", headers={"Cache-Control": _KEPT})
 
     async def _edit(self, request: Request) -> Response:
         asked = await _asked(request)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
 from ..draw.page import Live
+from ..draw.scripts import Script
 from ..errors import InputError
 from ..methods.head_types.head_types import HeadTypes
 from ..model.run.hooked import HookedModel
@@ -31,14 +32,19 @@ class Session:
         self.model, self.first = model, first
         self._read: OrderedDict[str, tuple[Report, bool]] = OrderedDict()
         self._types: dict[str, HeadTypes | None] = {}
+        self._scripts: dict[str, Script] = {}
 
     def page(self, text: str, through: Literal["server", "notebook"], start: str = "", step: Step = _no_step) -> str:
         """The page on a text, whole if it was measured whole."""
         report, whole = self._report(text, step)
-        live = Live(
-            text, [other for other in reversed(self._read) if other != text], through, MOST_CHARACTERS, start=start
-        )
+        others = [other for other in reversed(self._read) if other != text]
+        live = Live(text, others, through, MOST_CHARACTERS, start=start, linked=self._scripts)
         return report.live_html(live) if whole else first_page(report, live)
+
+    def script(self, name: str) -> str | None:
+        """A script that a page written before has a link to."""
+        script = self._scripts.get(name)
+        return None if script is None else script.text
 
     def measure(self, text: str, step: Step = _no_step) -> None:
         """Measures types and ablations, if they were not."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from threading import Event
+from time import monotonic
 from typing import Final, TypeVar
 
 from starlette.requests import Request
@@ -13,6 +14,9 @@ T = TypeVar("T")
 
 MOST_WAITING: Final = 8
 """The questions that may wait while one is answered."""
+
+_REST: Final = 1.0
+"""The seconds after a question before work in the background begins again: the reader's browser draws the answer."""
 
 
 class Stopped(Exception):
@@ -28,6 +32,7 @@ class Work:
 
     def __init__(self) -> None:
         self._running, self._waiting, self._in_background = asyncio.Lock(), 0, Event()
+        self._asked = 0.0
 
     async def answer(self, request: Request, work: Callable[[Step], T]) -> T:
         """The answer to a question; raises `Busy` if too many wait, and `Stopped` if the caller leaves."""
@@ -44,12 +49,13 @@ class Work:
             gone.set()
             watching.cancel()
             self._waiting -= 1
+            self._asked = monotonic()
 
     async def measure(self, work: Callable[[Step], None], tell: Step, gone: Event) -> None:
         """Works in the background until it is done or `gone`; begins again after a question."""
         while not gone.is_set():
             async with self._running:
-                if not self._waiting:
+                if not self._waiting and monotonic() - self._asked > _REST:
                     self._in_background = Event()
                     try:
                         return await asyncio.to_thread(work, _step(gone, self._in_background, tell=tell))

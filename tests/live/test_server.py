@@ -1,10 +1,13 @@
 """The live page's server: who may ask, one computation at a time, and a page that reads, edits and saves."""
 
 import json
+import re
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,16 @@ def test_only_the_page_may_ask(url: str) -> None:
     assert status == 200 and json.loads(answer)["sentences"][0].startswith("If z of L2H6 becomes 0, the model writes")
 
 
+def test_the_page_links_to_its_scripts_which_a_browser_may_keep(url: str) -> None:
+    links = re.findall(r'data-attnmech="([\w-]+)" href="(scripts/[\w-]+)" integrity="sha256-([^"]+)"', asked(url)[1])
+    assert [name.split("-")[0] for name, *_ in links] == ["attnmech", "heads", "plotly", "circuitsvis"]
+    for name, address, digest in links:
+        status, script = asked(url, address)
+        assert status == 200 and address.endswith(name)
+        assert b64encode(sha256(script.encode()).digest()).decode() == digest
+    assert asked(url, "scripts/plotly-00000000")[0] == 404
+
+
 def test_many_clients_are_answered_or_refused_once(url: str, demo: am.HookedModel) -> None:
     before, answers = demo.run(FIRST).logits, list[int]()
     clients = [threading.Thread(target=lambda: answers.append(asked(url, "edit", ZERO)[0])) for _ in range(30)]
@@ -80,9 +93,10 @@ class Slow(Session):
 
     def __init__(self, model: am.HookedModel) -> None:
         super().__init__(model, FIRST)
-        self.stopped = list[str]()
+        self.begun, self.stopped = list[str](), list[str]()
 
     def measure(self, text: str, step: Any = None) -> None:
+        self.begun.append(text)
         try:
             while True:
                 time.sleep(0.02)
@@ -100,11 +114,12 @@ def test_work_makes_way_and_ends_with_its_tab(demo: am.HookedModel) -> None:
         events = tab.getresponse()
         assert b"measuring" in events.readline()
         assert asked(url, "edit", ZERO)[0] == 200 and session.stopped == [FIRST]
+        while not session.begun[1:]:
+            time.sleep(0.02)
+        events.close()
+        tab.close()
         while not session.stopped[1:]:
-            events.readline()
-            events.close()
-            tab.close()
-            time.sleep(3)
+            time.sleep(0.02)
 
 
 @pytest.mark.browser

@@ -118,15 +118,15 @@ def _lines(view: DriftNumbers, layers: Sequence[int], name: str, label: str) -> 
             hovertemplate=f"layer %{{x}}<br>{words}: %{{y:.4g}}<extra></extra>", showlegend=True,
         )  # fmt: skip
     line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": NEUTRAL, "width": 1, "dash": "dot"}}
-    figure.update_layout(
-        template=FIGURE_STYLE,
-        height=360,
-        shapes=[line],
-        legend={"orientation": "h", "yref": "container", "y": 0.995, "yanchor": "top", "x": 0, "xanchor": "left"},
-        margin={"t": 90, "r": 10},
-        xaxis={"title": {"text": "layer"}, "dtick": max(1, len(view.layers) // 12)},
-        yaxis={"title": {"text": label}},
-    )
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "height": 360,
+        "shapes": [line],
+        "legend": {"orientation": "h", "yref": "container", "y": 0.995, "yanchor": "top", "x": 0, "xanchor": "left"},
+        "margin": {"t": 90, "r": 10},
+        "xaxis": {"title": {"text": "layer"}, "dtick": max(1, len(view.layers) // 12)},
+        "yaxis": {"title": {"text": label}},
+    }
     if logarithmic:
         figure.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True)
     chosen = ByChoice(np.array(layers, dtype=np.float64), ("layer",))
@@ -158,9 +158,11 @@ def nearest_chart(view: DriftNumbers) -> Chart:
         },
         columnwidth=[1.2, 1.5, *[2] * places],
     )  # fmt: skip
-    figure.update_layout(
-        template=FIGURE_STYLE, height=min(110 + 26 * len(view.layers), 360), margin=dict.fromkeys("lrtb", 8)
-    )
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "height": min(110 + 26 * len(view.layers), 360),
+        "margin": dict.fromkeys("lrtb", 8),
+    }
     # As text, because numbers on a page are rounded and a rank is a whole number.
     ranks, which = np.unique(view.rank, return_inverse=True)
     in_words = tuple("" if np.isnan(rank) else f"{int(rank):,}" for rank in ranks)

@@ -93,14 +93,14 @@ def _flow_chart(
     )  # fmt: skip
     frame, _ = row_frame(len(names))
     rows = np.array([own_layers.index(layer) for layer in layers], dtype=np.float64)
-    figure.update_layout(
-        template=FIGURE_STYLE,
-        height=int(np.clip(170 + 22 * len(names), 250, 800)),
-        shapes=[frame],
-        xaxis=token_axis(labels, f"from {nouns.token}") | {"tickangle": -90, "showgrid": False},
-        yaxis=token_axis(names, "layer") | {"showgrid": False, "tickfont": None},
-        margin={"t": 20},
-    )
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "height": int(np.clip(170 + 22 * len(names), 250, 800)),
+        "shapes": [frame],
+        "xaxis": token_axis(labels, f"from {nouns.token}") | {"tickangle": -90, "showgrid": False},
+        "yaxis": token_axis(names, "layer") | {"showgrid": False, "tickfont": None},
+        "margin": {"t": 20},
+    }
     slots = (
         Slot("data.0.z", ByChoice(by_query, ("query",))),
         Slot("data.1.x", ByChoice(most.T, ("query",), words=tuple(labels))),

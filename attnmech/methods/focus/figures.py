@@ -96,18 +96,18 @@ def rank_lines(view: FocusNumbers, number: str, chosen: tuple[int, int] | None =
             showlegend=True,
             meta="chosen",
         )
-    figure.update_layout(
-        template=FIGURE_STYLE,
-        height=400,
-        hovermode="closest",
-        xaxis={"title": {"text": "layer"}} | ({"tickvals": list(layers)} if len(layers) <= MOST_LAYER_TICKS else {}),
-        yaxis={
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "height": 400,
+        "hovermode": "closest",
+        "xaxis": {"title": {"text": "layer"}} | ({"tickvals": list(layers)} if len(layers) <= MOST_LAYER_TICKS else {}),
+        "yaxis": {
             "title": {"text": _quantity(number, view.nouns)},
             "range": [-0.04, 1.04],
             "tickvals": [0, 0.25, 0.5, 0.75, 1],
         },
-        margin={"t": 40},
-    )
+        "margin": {"t": 40},
+    }
     return figure
 
 

@@ -149,12 +149,12 @@ def triangle_chart(
             cliponaxis=False,
             meta=mark,
         )
-    figure.update_layout(
-        template=FIGURE_STYLE,
-        height=420,
-        legend={"title": {"text": "the key is"}} | _LEGEND_ABOVE,
-        margin={"t": 100, "b": 70, "l": 65, "r": 65},
-        ternary={"sum": 1}
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "height": 420,
+        "legend": {"title": {"text": "the key is"}} | _LEGEND_ABOVE,
+        "margin": {"t": 100, "b": 70, "l": 65, "r": 65},
+        "ternary": {"sum": 1}
         | {
             f"{corner}axis": {
                 "title": {"text": TERMS[term].label + ("" if term in shares else "<br>(not in this model)")},
@@ -164,7 +164,7 @@ def triangle_chart(
             }
             for corner, term in TRIANGLE_CORNERS.items()
         },
-    )
+    }
     outside = [name for name in sorted(shares, key=term_order) if name not in TRIANGLE_CORNERS.values()]
     if outside:
         first = by_rank[outside[0]]
@@ -214,22 +214,22 @@ def bars_chart(
             meta=name,
         )
     frame, follow = row_frame(len(tokens))
-    figure.update_layout(
-        template=FIGURE_STYLE,
-        barmode="stack",
-        bargap=0.15,
-        height=height_of_rows(len(tokens)) + 110,
-        legend={"title": {"text": "term of the score"}, "traceorder": "normal"},
-        xaxis={
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "barmode": "stack",
+        "bargap": 0.15,
+        "height": height_of_rows(len(tokens)) + 110,
+        "legend": {"title": {"text": "term of the score"}, "traceorder": "normal"},
+        "xaxis": {
             "title": {"text": "share of the key's score"},
             "range": [0, 1.001],
             "tickvals": [0, 0.25, 0.5, 0.75, 1],
             "tickformat": ".0%",
         },
-        margin={"r": 30},
-        yaxis=token_axis(labels, nouns.query_token, downwards=True) | {"showgrid": False},
-        shapes=[frame] if framed else [],
-    )
+        "margin": {"r": 30},
+        "yaxis": token_axis(labels, nouns.query_token, downwards=True) | {"showgrid": False},
+        "shapes": [frame] if framed else [],
+    }
     return Chart(figure, (*slots, *(follow if framed else ())), clicks={"query": "y"})
 
 
@@ -258,17 +258,17 @@ def key_terms_chart(
             showlegend=True,
             meta=name,
         )
-    figure.update_layout(
-        template=FIGURE_STYLE,
-        height=420,
-        xaxis=token_axis(labels, nouns.key_token) | {"tickangle": -90, "visible": bool(terms)},
-        yaxis={
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "height": 420,
+        "xaxis": token_axis(labels, nouns.key_token) | {"tickangle": -90, "visible": bool(terms)},
+        "yaxis": {
             "title": {"text": "score before softmax,<br>minus the term's mean"},
             "zeroline": True,
             "visible": bool(terms),
             "hoverformat": "+.3f",
         },
-    )
+    }
     if not terms:
         words = "No term of this model's score depends on the key alone."
         figure.add_annotation(text=words, xref="paper", yref="paper", x=0.5, y=0.5, showarrow=False)

@@ -396,7 +396,7 @@ def kernel_chart(
         )
         slots.append(Slot(f"data.{place}.y", ByChoice(values, ("layer", "head"))))
     legend = {"title": {"text": "wavelength" if bands else "term"}}
-    figure.update_layout(template=FIGURE_STYLE, height=420, legend=legend, margin={"t": 90})
+    figure.layout = {"template": FIGURE_STYLE, "height": 420, "legend": legend, "margin": {"t": 90}}
     figure.update_xaxes(title=f"distance from query to key, in {nouns.tokens}")
     figure.update_yaxes(
         title=f"position term of the score,<br>minus its value at the {nouns.token} itself", zeroline=True

@@ -186,13 +186,13 @@ def _histograms(
             showlegend=False,
             meta=head,
         )
-    figure.update_layout(
-        template=FIGURE_STYLE,
-        height=int(np.clip(30 * heads, 200, 760)) + 70,
-        hovermode="closest",
-        xaxis=_axis(bins.words, sides),
-        yaxis={"title": {"text": "head"}, "tickvals": list(range(heads)), "range": [heads - 0.7, -1.1]},
-    )
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "height": int(np.clip(30 * heads, 200, 760)) + 70,
+        "hovermode": "closest",
+        "xaxis": _axis(bins.words, sides),
+        "yaxis": {"title": {"text": "head"}, "tickvals": list(range(heads)), "range": [heads - 0.7, -1.1]},
+    }
     ends = _range_of(values, "xaxis", sides) if bins.logarithmic else ()
     return Chart(figure, (*slots, *_titles({bins.words: "xaxis"}, sides), *ends), clicks={"head": "data.meta"})
 
@@ -294,9 +294,11 @@ def _points(
             meta=f"legend {name}",
         )
     emphasis = "large: the selected head; small: all heads of the layer<br>" if chosen else ""
-    figure.update_layout(
-        template=FIGURE_STYLE, hovermode="closest", legend={"title": {"text": f"{emphasis}highest attention to"}}
-    )
+    figure.layout = {
+        "template": FIGURE_STYLE,
+        "hovermode": "closest",
+        "legend": {"title": {"text": f"{emphasis}highest attention to"}},
+    }
     return figure, slots
 
 
