@@ -51,6 +51,8 @@ class Live:
     """Who answers; nobody answers a saved page."""
     most: int = 0
     """The longest text, in characters."""
+    edits: bool = True
+    """Whether the model writes text, which edits of heads change."""
     edit: Mapping[str, Any] = field(default_factory=dict)
     """What a saved page shows of an edit (attnmech/live/edits.py)."""
     start: str = ""

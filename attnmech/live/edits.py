@@ -146,6 +146,11 @@ class Edits(NamedTuple):
         return f"other[{self._z!r}, LAYER]"
 
 
+def writes_text(model: HookedModel) -> bool:
+    """Whether a model predicts next tokens."""
+    return model.writes_tokens and model.causal
+
+
 def compared(model: HookedModel, text: str, edits: Edits | None) -> dict[str, Any]:
     """What the model predicts, and with edits also what it then writes and predicts, as the live page shows it.
 
@@ -155,7 +160,7 @@ def compared(model: HookedModel, text: str, edits: Edits | None) -> dict[str, An
         tokens that the model writes in both runs; "parting", the first that differs, or -1; "python".
 
     """
-    if not model.writes_tokens or not model.causal:
+    if not writes_text(model):
         raise InputError(f"next tokens are predicted by models that write text; {model.name} does not.")
     batch = model.encode(text)
     if batch.target is not None:

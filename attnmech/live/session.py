@@ -12,7 +12,7 @@ from ..model.run.hooked import HookedModel
 from ..pages.report import reports
 from ..pages.result import Report, first_page
 from ..runs.progress import watched
-from .edits import MOST_CHARACTERS, Edits, compared
+from .edits import MOST_CHARACTERS, Edits, compared, writes_text
 
 KEPT: Final = 12
 """The texts whose pages are kept."""
@@ -38,7 +38,8 @@ class Session:
         """The page on a text, whole if it was measured whole."""
         report, whole = self._report(text, step)
         others = [other for other in reversed(self._read) if other != text]
-        live = Live(text, others, through, MOST_CHARACTERS, start=start, linked=self._scripts)
+        edits = writes_text(self.model)
+        live = Live(text, others, through, MOST_CHARACTERS, edits, start=start, linked=self._scripts)
         return report.live_html(live) if whole else first_page(report, live)
 
     def script(self, name: str) -> str | None:
