@@ -59,7 +59,7 @@ class Session:
     def compare(self, text: Any, edits: Edits, step: Step = _no_step) -> dict[str, Any]:
         """What the model writes with and without the edits."""
         step("comparing")
-        return compared(self.model, _checked(text), edits)
+        return compared(self.model, _checked(text), edits, step)
 
     def saved(self, text: Any, start: str, edits: Edits | None, step: Step = _no_step) -> str:
         """The page as a file that opens offline, with these choices and the answer to the edits."""

@@ -110,3 +110,16 @@ def test_an_edit_that_means_nothing_is_refused(demo: am.HookedModel) -> None:
         "from 0 to 12", compared, demo, TEXT, Edits.of({"heads": [[0, 0, "patch"]], "prompt": OTHER, "position": 13})
     )
     assert demo.interventions == ()
+
+
+def test_a_text_that_nobody_awaits_ends_between_its_tokens(demo: am.HookedModel) -> None:
+    steps = list[str]()
+
+    def step(stage: str) -> None:
+        steps.append(stage)
+        if len(steps) == NEW_TOKENS + 3:
+            raise ConnectionAbortedError
+
+    with pytest.raises(ConnectionAbortedError):
+        compared(demo, TEXT, Edits.of({"heads": [[2, 6, "zero"]]}), step)
+    assert steps == ["writing"] * (NEW_TOKENS + 3) and demo.interventions == ()

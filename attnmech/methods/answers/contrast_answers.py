@@ -6,7 +6,7 @@ Formulas: docs/formulas.md#answers.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress, takewhile
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -143,6 +143,7 @@ def contrast_answers(
     interventions: Intervention | Iterable[Intervention],
     max_new_tokens: int = 20,
     *,
+    stopping_criteria: Sequence[Any] | None = None,
     bos: bool | None = None,
 ) -> AnswerContrast:
     """Continues prompts with and without edits: where the answers part, and how much attention moved there.
@@ -161,6 +162,7 @@ def contrast_answers(
         inputs: prompts, as in `model.generate`.
         interventions: one intervention or several, applied together.
         max_new_tokens: the largest number of tokens of an answer.
+        stopping_criteria: transformers' criteria that end an answer, as in `model.generate`.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
@@ -178,9 +180,9 @@ def contrast_answers(
     if not changes or not all(isinstance(change, Intervention) for change in changes):
         raise InputError(f"`interventions` must be {wanted}; got {shown(interventions)}.")
     batch = model.encode(inputs, bos=bos)
-    plain = model.generate(batch, count)
+    plain = model.generate(batch, count, stopping_criteria=stopping_criteria)
     with model.intervene(*changes):
-        edited = model.generate(batch, count)
+        edited = model.generate(batch, count, stopping_criteria=stopping_criteria)
     answers, other_answers = (_answers(text.target or text) for text in (plain, edited))
     parting = torch.tensor([_parting(*pair) for pair in zip(plain.answer_ids, edited.answer_ids, strict=True)])
     written, stack = plain.target or plain, model.output_stack
