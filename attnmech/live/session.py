@@ -30,14 +30,14 @@ class Session:
 
     def __init__(self, model: HookedModel, first: str) -> None:
         self.model, self.first = model, first
-        self._read: OrderedDict[str, tuple[Report, bool]] = OrderedDict()
+        self._read: OrderedDict[tuple[str, tuple[str, ...]], tuple[Report, bool]] = OrderedDict()
         self._types: dict[str, HeadTypes | None] = {}
         self._scripts: dict[str, Script] = {}
 
     def page(self, text: str, through: Literal["server", "notebook"], start: str = "", step: Step = _no_step) -> str:
         """The page on a text, whole if it was measured whole."""
         report, whole = self._report(text, step)
-        others = [other for other in reversed(self._read) if other != text]
+        others = [other for other in dict.fromkeys(read for read, _ in reversed(self._read)) if other != text]
         edits = writes_text(self.model)
         live = Live(text, others, through, MOST_CHARACTERS, edits, start=start, linked=self._scripts)
         return report.live_html(live) if whole else first_page(report, live)
@@ -54,7 +54,7 @@ class Session:
             stages, types = _Stages(step), {} if self.model.edited else self._types  # an edit may change the types
             with watched(stages.watch):
                 *_, report = reports(self.model, [text], step=stages, types=types)
-            self._read[text] = report, True
+            self._read[text, self.model.edited] = report, True
 
     def compare(self, text: Any, edits: Edits, step: Step = _no_step) -> dict[str, Any]:
         """What the model writes with and without the edits."""
@@ -68,14 +68,15 @@ class Session:
         return report.live_html(Live(text, edit=block, start=start))
 
     def _report(self, text: Any, step: Step) -> tuple[Report, bool]:
-        if _checked(text) not in self._read:
+        key = _checked(text), self.model.edited
+        if key not in self._read:
             step("reading")
             with watched(_Stages(step).watch):
-                self._read[text] = next(reports(self.model, [text])), False
+                self._read[key] = next(reports(self.model, [text])), False
             while len(self._read) > KEPT:
                 self._read.popitem(last=False)
-        self._read.move_to_end(text)
-        return self._read[text]
+        self._read.move_to_end(key)
+        return self._read[key]
 
 
 class _Stages:

@@ -7,6 +7,7 @@ from comparing import refuses
 
 import attnmech as am
 from attnmech.live.edits import Edits, compared
+from attnmech.live.session import Session
 
 TEXT = "Anna gave an old anchor to Tom."
 
@@ -38,3 +39,11 @@ def test_what_a_trait_cannot_be_is_refused(demo: am.HookedModel) -> None:
     refuses("heads are edited by zero", setattr, view, "edit", [(2, 6, "drop")])
     refuses("1 to 4,000 characters", setattr, view, "text", " ")
     assert view.text == TEXT and view.edit == []
+
+
+def test_what_was_read_under_an_edit_stays_with_it(demo: am.HookedModel) -> None:
+    session = Session(demo, TEXT)
+    plain = session.page(TEXT, "notebook")
+    with demo.intervene(am.Intervention.zero([(2, 6)])):
+        assert session.page(TEXT, "notebook") != plain
+    assert session.page(TEXT, "notebook") == plain
