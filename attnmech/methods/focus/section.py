@@ -1,7 +1,7 @@
 """The section of a page on where heads attend: figures 4 to 6, with the selected head compared with all heads."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -98,23 +98,17 @@ def _section(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[in
         if view.low
         else f"Intervals are not available: another {view.nouns.text} may give different numbers."
     )
-    plain = Section(
+    name, number, reading = figure.name.replace("_", "-"), figure.number, figure.reading
+    chart = focus_chart(view, number, layers) if layers else rank_lines(view, number)
+    return Section(
         contents=figure.contents,
         heading=figure.heading,
         numbered=True,
-        reading=figure.reading,
+        reading=f"{reading} Click a point to select its head." if layers else reading,
         caveat=f"{figure.caveat} {rows} {intervals}",
-        figures={figure.name.replace("_", "-"): rank_lines(view, figure.number)},
-        call=f'{call}.plot("{figure.name}")',
-    )
-    if not layers:
-        return plain
-    return replace(
-        plain,
-        finding=_place_of_head(view, figure, layers),
-        reading=f"{figure.reading} Click a point to select its head.",
-        figures=dict.fromkeys(plain.figures, focus_chart(view, figure.number, layers)),
-        call=f'{call}.plot("{figure.name}", layer={{layer}}, head={{head}})',
+        figures={name: chart},
+        finding=_place_of_head(view, figure, layers) if layers else "",
+        call=f'{call}.plot("{figure.name}"' + (", layer={layer}, head={head})" if layers else ")"),
     )
 
 
