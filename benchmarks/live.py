@@ -1,4 +1,4 @@
-"""Measures a live page: from Enter to another text's map, and from a click to what the model writes without a head.
+"""Measures a live page: from Enter to another text's maps, and from a click to what the model writes without a head.
 
     python benchmarks/live.py --json benchmarks/results/live.json
 
@@ -28,7 +28,7 @@ def waits_of(name: str, repeats: int) -> Iterator[Wait]:
     """The waits of a reader who types texts, and zeroes a head of each."""
     source = MODELS[name]
     command = [sys.executable, "-m", "attnmech", "serve", "--port", "0", *([] if source is None else ["-m", source])]
-    to_map, to_answer = list[float](), list[float]()
+    to_heads, to_map, to_answer = list[float](), list[float](), list[float]()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, opened(None) as page:
         assert server.stderr is not None
         try:
@@ -38,6 +38,8 @@ def waits_of(name: str, repeats: int) -> Iterator[Wait]:
                 start = perf_counter()
                 page.press("#live-text", "Enter")
                 page.wait_for_url(f"**box+{number}**", wait_until="commit", timeout=0)
+                page.wait_for_selector(".heads-cell", timeout=0)
+                to_heads.append(perf_counter() - start)
                 page.wait_for_selector("html[data-ready]", state="attached", timeout=0)
                 to_map.append(perf_counter() - start)
                 start = perf_counter()
@@ -48,7 +50,8 @@ def waits_of(name: str, repeats: int) -> Iterator[Wait]:
                 page.wait_for_selector("#edit-result table", state="detached", timeout=0)
         finally:
             server.terminate()
-    yield Wait(f"{name}: from Enter to the map", to_map, limit=1.0 if source is None else None)
+    yield Wait(f"{name}: from Enter to the heads and the text", to_heads)
+    yield Wait(f"{name}: from Enter to the map of attention", to_map, limit=1.0 if source is None else None)
     yield Wait(f"{name}: from a click to what the model writes", to_answer)
 
 
