@@ -49,11 +49,11 @@ class Session:
 
     def measure(self, text: str, step: Step = _no_step) -> None:
         """Measures types and ablations, if they were not."""
-        _, whole = self._report(text, step)
+        first, whole = self._report(text, step)
         if not whole:
             stages, types = _Stages(step), {} if self.model.edited else self._types  # an edit may change the types
             with watched(stages.watch):
-                *_, report = reports(self.model, [text], step=stages, types=types)
+                *_, report = reports(self.model, [text], step=stages, types=types, first=first)
             self._read[text, self.model.edited] = report, True
 
     def compare(self, text: Any, edits: Edits, step: Step = _no_step) -> dict[str, Any]:

@@ -252,11 +252,12 @@ def reports(
     generate: int = 0,
     step: Callable[[str], None] = lambda _: None,
     types: dict[str, HeadTypes | None] | None = None,
+    first: Report | None = None,
 ) -> Iterator[Report]:
     """Makes the report without writers, types and ablations, then with them.
 
     `step` is told what comes next; `types` holds head types by stack: those in it are not measured again, others are
-    added.
+    added. `first` is the report without them, if it was made before.
     """
     require_model(model)
     generate = whole_number("generate", generate, least=0)
@@ -307,7 +308,10 @@ def reports(
     warn_of_batch(max((text.batch for text in texts), key=lambda text: text.ids.shape[1]), model.trained_length)
     pictures_added(model, batch)  # proves them, so that the certificate says so
     of_stack = partial(_of_stack, model, texts, certificate_of(model), notes, centre)
-    by_text = [[of_stack(stack, number) for stack in stacks] for number in range(count)]
+    if first is None:
+        by_text = [[of_stack(stack, number) for stack in stacks] for number in range(count)]
+    else:
+        by_text = [[report, *report.others.values()] for report in (first, *first.further)]
     yield _joined(by_text)
     step("tracing scores to their writers")
     for text, of_text in zip(texts, by_text, strict=True):

@@ -358,6 +358,9 @@ def test_the_first_page_waits_for_types_and_ablations(demo: am.HookedModel) -> N
     assert whole.types is not None and whole.effects is not None and whole.null is not None
     assert first._page().start == whole._page().start and first._page().headline == whole._page().headline
     assert AWAITED in first_page(first) and AWAITED not in whole.to_html()
+    types = {stack.label: whole.types for stack in demo.stacks.values()}
+    *_, again = reports(demo, "Anna sang of shells, of shells.", types=types, first=first)
+    assert again.to_html() == whole.to_html()
 
 
 @pytest.mark.browser
