@@ -308,10 +308,11 @@ def reports(
     warn_of_batch(max((text.batch for text in texts), key=lambda text: text.ids.shape[1]), model.trained_length)
     pictures_added(model, batch)  # proves them, so that the certificate says so
     of_stack = partial(_of_stack, model, texts, certificate_of(model), notes, centre)
-    if first is None:
-        by_text = [[of_stack(stack, number) for stack in stacks] for number in range(count)]
-    else:
-        by_text = [[report, *report.others.values()] for report in (first, *first.further)]
+    by_text = (
+        [[of_stack(stack, number) for stack in stacks] for number in range(count)]
+        if first is None
+        else [[report, *report.others.values()] for report in (first, *first.further)]
+    )
     yield _joined(by_text)
     step("tracing scores to their writers")
     for text, of_text in zip(texts, by_text, strict=True):
