@@ -39,6 +39,10 @@ STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
 """The outcomes of a check, readable without colour."""
 
 
+_READ: Final = ("text", "through", "edit", "start")
+"""The fields of `Live` that scripts read."""
+
+
 @dataclass(frozen=True)
 class Live:
     """What makes a page answer: it reads other texts, and says what the model writes without some heads."""
@@ -57,8 +61,8 @@ class Live:
     """What a saved page shows of an edit (attnmech/live/edits.py)."""
     start: str = ""
     """The choices with which a saved page opens, as in an address."""
-    linked: dict[str, scripts.Script] = field(default_factory=dict)
-    """The scripts that the page fetches from its server, by name; filled in as the page is written."""
+    linked: dict[str, str] = field(default_factory=dict)
+    """The texts of the scripts that the page fetches from its server, by name; filled in as the page is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +160,7 @@ def _document(
     through = "" if live is None else live.through
     renewal = "" if through else scripts.package_text("renewal.js")
     if live is not None and through == "server":
-        live.linked.update((script.name, script) for script in carried)
+        live.linked.update((script.name, script.text) for script in carried)
         carriers = "".join(script.link for script in carried)
     else:
         carriers = scripts.carriers(carried)
@@ -174,7 +178,7 @@ def _document(
             ),
             awaited=awaited,
             live=live,
-            live_data=Markup("") if live is None else Markup(json_for_script(vars(live) | {"linked": []})),
+            live_data="" if live is None else Markup(json_for_script({name: getattr(live, name) for name in _READ})),
             style=Markup(f"{scripts.package_text('page.css')}:root{{{colours}}}"),
             carriers=Markup(carriers),
             renewal=Markup(renewal),

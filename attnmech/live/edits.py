@@ -1,12 +1,11 @@
 """What the live page asks of a model: what it writes with heads switched off or patched, and what without."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..batch import Batch
@@ -152,12 +151,8 @@ def writes_text(model: HookedModel) -> bool:
     return model.writes_tokens and model.causal
 
 
-def compared(
-    model: HookedModel, text: str, edits: Edits | None, step: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
+def compared(model: HookedModel, text: str, edits: Edits | None) -> dict[str, Any]:
     """What the model predicts, and with edits also what it then writes and predicts, as the live page shows it.
-
-    `step` is called after each token that the model writes; an exception that it raises ends the work.
 
     Returns:
         "sentences"; "next", the most probable next tokens with their probabilities in each run; "tokens" of the text,
@@ -175,8 +170,7 @@ def compared(
     if edits is not None:
         interventions, limit = edits.interventions(model, text), model.output_stack.architecture.position_limit
         room = NEW_TOKENS if limit is None or batch.target is not None else limit - read.ids.shape[1]
-        count, watch = max(1, min(NEW_TOKENS, room)), partial(_watched, step)
-        contrast = contrast_answers(model, text, interventions, count, stopping_criteria=[watch])
+        contrast = contrast_answers(model, text, interventions, max(1, min(NEW_TOKENS, room)))
         with model.intervene(*interventions):
             runs.append(_log_probs(model, batch))
         block = {"parting": int(contrast.parting[0]), "python": edits.python()}
@@ -210,12 +204,6 @@ def best_of(tokens: Sequence[tuple[Any, ...]], run: int = 0) -> str:
     """The most probable token of a run, in words."""
     token, *chances = max(tokens, key=lambda entry: entry[run + 1])
     return f"{quoted(token)} ({percent(chances[run], 0)})"
-
-
-def _watched(step: Callable[[str], None], ids: Int[Tensor, "text position"], _: Any) -> Bool[Tensor, " text"]:
-    """Calls `step`, and lets the text go on; a stopping criterion of transformers."""
-    step("writing")
-    return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
 
 def _log_probs(model: HookedModel, batch: Batch) -> Float[Tensor, "position vocab"]:

@@ -86,7 +86,7 @@ class _Pages:
         return HTMLResponse(page)
 
     async def _script(self, request: Request) -> Response:
-        script = self._session.script(request.path_params["name"])
+        script = self._session.scripts.get(request.path_params["name"])
         if script is None:
             return _refusal(404, "there is no such script; load the page again.")
         return Response(script, media_type="text/javascript", headers={"Cache-Control": _KEPT})

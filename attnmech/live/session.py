@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
 from ..draw.page import Live
-from ..draw.scripts import Script
 from ..errors import InputError
 from ..methods.head_types.head_types import HeadTypes
 from ..model.run.hooked import HookedModel
@@ -16,6 +15,9 @@ from .edits import MOST_CHARACTERS, Edits, compared, writes_text
 
 KEPT: Final = 12
 """The texts whose pages are kept."""
+
+State: TypeAlias = tuple[str, ...]
+"""The weights' hash and the edits in force, on which a page depends."""
 
 Step: TypeAlias = Callable[[str], None]
 """Called with what comes next; an exception that it raises ends the work, which leaves the model as it was."""
@@ -30,36 +32,40 @@ class Session:
 
     def __init__(self, model: HookedModel, first: str) -> None:
         self.model, self.first = model, first
-        self._read: OrderedDict[tuple[str, tuple[str, ...]], tuple[Report, bool]] = OrderedDict()
-        self._types: dict[str, HeadTypes | None] = {}
-        self._scripts: dict[str, Script] = {}
+        self._read: OrderedDict[tuple[str, State], tuple[Report, bool]] = OrderedDict()
+        self._types: dict[State, dict[str, HeadTypes | None]] = {}
+        self.scripts: dict[str, str] = {}
+        """The texts of the scripts that pages link to, by name."""
+
+    @property
+    def _state(self) -> State:
+        model = self.model
+        return model.weights_hash, *model.edited, *(change.digest for change in model.interventions)
 
     def page(self, text: str, through: Literal["server", "notebook"], start: str = "", step: Step = _no_step) -> str:
         """The page on a text, whole if it was measured whole."""
         report, whole = self._report(text, step)
         others = [other for other in dict.fromkeys(read for read, _ in reversed(self._read)) if other != text]
         edits = writes_text(self.model)
-        live = Live(text, others, through, MOST_CHARACTERS, edits, start=start, linked=self._scripts)
+        live = Live(text, others, through, MOST_CHARACTERS, edits, start=start, linked=self.scripts)
         return report.live_html(live) if whole else first_page(report, live)
-
-    def script(self, name: str) -> str | None:
-        """A script that a page written before has a link to."""
-        script = self._scripts.get(name)
-        return None if script is None else script.text
 
     def measure(self, text: str, step: Step = _no_step) -> None:
         """Measures types and ablations, if they were not."""
         first, whole = self._report(text, step)
         if not whole:
-            stages, types = _Stages(step), {} if self.model.edited else self._types  # an edit may change the types
+            stages, state = _Stages(step), self._state
             with watched(stages.watch):
+                types = self._types.setdefault(state, {})
                 *_, report = reports(self.model, [text], step=stages, types=types, first=first)
-            self._read[text, self.model.edited] = report, True
+            self._read[text, state] = report, True
 
     def compare(self, text: Any, edits: Edits, step: Step = _no_step) -> dict[str, Any]:
         """What the model writes with and without the edits."""
-        step("comparing")
-        return compared(self.model, _checked(text), edits, step)
+        stages = _Stages(step)
+        stages("comparing")
+        with watched(stages.watch):
+            return compared(self.model, _checked(text), edits)
 
     def saved(self, text: Any, start: str, edits: Edits | None, step: Step = _no_step) -> str:
         """The page as a file that opens offline, with these choices and the answer to the edits."""
@@ -68,7 +74,7 @@ class Session:
         return report.live_html(Live(text, edit=block, start=start))
 
     def _report(self, text: Any, step: Step) -> tuple[Report, bool]:
-        key = _checked(text), self.model.edited
+        key = _checked(text), self._state
         if key not in self._read:
             step("reading")
             with watched(_Stages(step).watch):

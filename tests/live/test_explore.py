@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from comparing import refuses
 
 import attnmech as am
@@ -44,6 +45,14 @@ def test_what_a_trait_cannot_be_is_refused(demo: am.HookedModel) -> None:
 def test_what_was_read_under_an_edit_stays_with_it(demo: am.HookedModel) -> None:
     session = Session(demo, TEXT)
     plain = session.page(TEXT, "notebook")
-    with demo.intervene(am.Intervention.zero([(2, 6)])):
-        assert session.page(TEXT, "notebook") != plain
-    assert session.page(TEXT, "notebook") == plain
+    edited = list[str]()
+    for values in (am.mean_z(demo, [TEXT]), am.mean_z(demo, [TEXT, "The keys"])):
+        with demo.intervene(am.Intervention.replace([(1, 6)], values)):
+            edited.append(session.page(TEXT, "notebook"))
+    assert len({plain, *edited}) == 3 and session.page(TEXT, "notebook") == plain
+    with torch.no_grad():
+        next(iter(demo.original.parameters())).mul_(2)
+    doubled = session.page(TEXT, "notebook")
+    with torch.no_grad():
+        next(iter(demo.original.parameters())).div_(2)
+    assert doubled != plain

@@ -5,12 +5,13 @@ Formulas: docs/formulas.md#answers.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress, takewhile
 from typing import Any, ClassVar
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...basics.arguments import listed, shown, whole_number
@@ -32,6 +33,7 @@ from ...results.by_layer import OfLayers
 from ...results.provenance import Provenance
 from ...results.quantity import Places
 from ...results.table import Table
+from ...runs.progress import Steps, steps
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,7 +145,6 @@ def contrast_answers(
     interventions: Intervention | Iterable[Intervention],
     max_new_tokens: int = 20,
     *,
-    stopping_criteria: Sequence[Any] | None = None,
     bos: bool | None = None,
 ) -> AnswerContrast:
     """Continues prompts with and without edits: where the answers part, and how much attention moved there.
@@ -162,7 +163,6 @@ def contrast_answers(
         inputs: prompts, as in `model.generate`.
         interventions: one intervention or several, applied together.
         max_new_tokens: the largest number of tokens of an answer.
-        stopping_criteria: transformers' criteria that end an answer, as in `model.generate`.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
@@ -180,9 +180,12 @@ def contrast_answers(
     if not changes or not all(isinstance(change, Intervention) for change in changes):
         raise InputError(f"`interventions` must be {wanted}; got {shown(interventions)}.")
     batch = model.encode(inputs, bos=bos)
-    plain = model.generate(batch, count, stopping_criteria=stopping_criteria)
-    with model.intervene(*changes):
-        edited = model.generate(batch, count, stopping_criteria=stopping_criteria)
+    with steps("tokens", 2 * count, show=False) as bar:
+        seen = [partial(_seen, bar)]
+        plain = model.generate(batch, count, stopping_criteria=seen)
+        bar.reach(count)
+        with model.intervene(*changes):
+            edited = model.generate(batch, count, stopping_criteria=seen)
     answers, other_answers = (_answers(text.target or text) for text in (plain, edited))
     parting = torch.tensor([_parting(*pair) for pair in zip(plain.answer_ids, edited.answer_ids, strict=True)])
     written, stack = plain.target or plain, model.output_stack
@@ -207,6 +210,12 @@ def contrast_answers(
         tuple(map(str, changes)), stack.layers, len(stack.places), batch.real_tokens, answers, other_answers, parting,
         log_probs, shifts, provenance,
     )  # fmt: skip
+
+
+def _seen(bar: Steps, ids: Int[Tensor, "text position"], _: Any) -> Bool[Tensor, " text"]:
+    """Counts a token of each answer, and ends none; a stopping criterion of transformers."""
+    bar.advance(1)
+    return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
 
 def _answers(text: Batch) -> tuple[tuple[str, ...], ...]:
