@@ -76,7 +76,7 @@ async function save() {
 const capitalised = (message) => `${message.charAt(0).toUpperCase()}${message.slice(1)}`;
 const messageOf = (error) => (error instanceof TypeError ? "The server does not answer." : capitalised(error.message));
 
-/** Calls once the first screen is drawn: what is measured in the background takes the browser's cores. */
+/** Calls `then` once the first screen is drawn; background measurement would compete with the browser for cores. */
 function whenDrawn(then) {
   const { ready } = document.documentElement.dataset;
   if (ready) then();

@@ -56,7 +56,7 @@ class Live:
     most: int = 0
     """The longest text, in characters."""
     edits: bool = True
-    """Whether the model writes text, which edits of heads change."""
+    """Whether the model writes text, so that the page offers to edit heads."""
     edit: Mapping[str, Any] = field(default_factory=dict)
     """What a saved page shows of an edit (attnmech/live/edits.py)."""
     start: str = ""

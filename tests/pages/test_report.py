@@ -28,6 +28,7 @@ from attnmech.pages import limits
 from attnmech.pages.report import reports
 from attnmech.pages.result import AWAITED, first_page
 from attnmech.pages.start import TellingRows
+from attnmech.runs.progress import watched
 
 
 @pytest.fixture(scope="module")
@@ -348,8 +349,10 @@ def test_the_first_page_waits_for_types_and_ablations(demo: am.HookedModel) -> N
     made = reports(demo, "Anna sang of shells, of shells.", step=steps.append)
     first = next(made)
     assert steps == [] and first.sources is first.types is None and first.measured == ()
-    (whole,) = made
-    assert steps == [
+    done = list[Any]()
+    with watched(lambda *step: done.append(step)):
+        (whole,) = made
+    assert ("layers", 4, 4) in done and steps == [
         "tracing scores to their writers",
         "measuring the types of heads",
         "ablating 32 heads",

@@ -34,6 +34,7 @@ from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import Result
+from ...runs.progress import steps
 from .figures import pair_map
 from .sources import Directions, SourceParts, SourceWalk, StreamSplit
 
@@ -146,7 +147,12 @@ def decompose_by_source(
 
         walk = SourceWalk(model, batch, chosen, places, parts_along)
     watched = [(stack.label, layer) for layer in chosen]
-    model.forward(batch, captures=captures, rows=[walk], layers=watched)
+    with steps("layers", len(chosen), show=False) as bar:
+
+        def tell(_: RowBlock) -> None:
+            bar.reach(len(walk.parts))
+
+        model.forward(batch, captures=captures, rows=[walk, tell], layers=watched)
     if places is not None:
         seen = torch.stack([(part.key_at >= 0).any(dim=1).any(dim=0) for part in walk.parts.values()]).any(dim=0)
         for (query, key), visible in zip(places, seen.tolist(), strict=True):
